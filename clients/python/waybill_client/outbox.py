@@ -1,0 +1,171 @@
+"""Requests that wait for their answer, asked again until there is one. Pure: time and chance are handed in.
+
+A request keeps its key and its content for life; each attempt gets a ``rid`` of its own, so that the error of an
+abandoned attempt can't end a newer one. Requests leave in the order in which they were made, after a reconnect too.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from . import errors
+from ._frames import encode
+
+Key = tuple[str, str, str]
+"""(frame type, conversation id or "", id): what the caller knows a request by."""
+
+RETRY_BASE_S = 0.2
+RETRY_CAP_S = 10.0
+INTERNAL_ATTEMPTS = 5
+"""``internal`` may be this request's own fault; unlike an outage it is not asked again for ever."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """One request. ``fields`` is the frame's JSON from the first field after ``rid`` to the closing brace."""
+
+    key: Key
+    fields: bytes
+    attempts: int = 0
+    rid: str | None = None
+    ticket: int = 0
+
+
+class Outbox:
+    """All unanswered requests of a client."""
+
+    def __init__(self, random: Callable[[], float], answer_timeout_s: float) -> None:
+        self._random = random
+        self._answer_timeout_s = answer_timeout_s
+        self._pending: dict[Key, Pending] = {}
+        self._waiting: dict[str, tuple[Pending, float]] = {}
+        self._later: list[tuple[float, int, Key]] = []
+        self._number = 0
+        self.frame_bytes: int | None = None
+        self.online = False
+        self.resends = 0
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._pending
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._pending)
+
+    def add(self, key: Key, fields: bytes, now: float) -> bytes | None:
+        """Take a request; return its frame if it can leave at once. A key that waits already changes nothing.
+
+        Raises ``TooLarge`` if it is over the server's limit, as far as that is known.
+        """
+        if key in self._pending:
+            return None
+        if self.frame_bytes is not None and len(fields) + 64 > self.frame_bytes:
+            raise errors.TooLarge(f"over {self.frame_bytes} bytes", field="body")
+        pending = self._pending[key] = Pending(key, fields)
+        return self._attempt(pending, now) if self.online else None
+
+    def connected(self, frame_bytes: int | None, now: float) -> tuple[list[bytes], list[Key]]:
+        """Return the frames of everything unanswered, in order, and the keys of what is larger than allowed."""
+        self.online = True
+        self.frame_bytes = frame_bytes
+        too_large = [
+            key
+            for key, pending in self._pending.items()
+            if frame_bytes is not None and len(pending.fields) + 64 > frame_bytes
+        ]
+        for key in too_large:
+            del self._pending[key]
+        return [self._attempt(pending, now) for pending in self._pending.values()], too_large
+
+    def disconnected(self) -> None:
+        """Forget which attempts were under way: their answers can't come any more."""
+        self.online = False
+        self._waiting.clear()
+        self._later.clear()
+        for pending in self._pending.values():
+            pending.rid = None
+            pending.ticket = 0
+
+    def owner(self, rid: str | None) -> Key | None:
+        """Return the key of the attempt with this ``rid``, None if it is no present one."""
+        waiting = self._waiting.get(rid) if rid is not None else None
+        return waiting[0].key if waiting else None
+
+    def answered(self, key: Key) -> bool:
+        """End a request; False if it had ended before."""
+        pending = self._pending.pop(key, None)
+        if pending is None:
+            return False
+        if pending.rid is not None:
+            self._waiting.pop(pending.rid, None)
+        return True
+
+    def failed(self, key: Key, error: errors.WaybillError, now: float) -> errors.WaybillError | None:
+        """Judge an error: None if the request will be asked again, else the request is over and the error stands."""
+        pending = self._pending[key]
+        again = isinstance(error, errors.Unavailable | errors.TimedOut | errors.RateLimited) or (
+            isinstance(error, errors.Internal) and pending.attempts < INTERNAL_ATTEMPTS
+        )
+        if not again:
+            self.answered(key)
+            return error
+        if pending.rid is not None:
+            self._waiting.pop(pending.rid, None)
+        pending.rid = None
+        ceiling = min(RETRY_CAP_S, RETRY_BASE_S * 2.0 ** min(pending.attempts, 16))
+        wait = ceiling * self._random()
+        if error.retry_after_ms is not None:
+            # Chance comes on top: clients that were refused together must not come back together.
+            wait = error.retry_after_ms / 1000 + wait
+        self._number += 1
+        pending.ticket = self._number
+        heapq.heappush(self._later, (now + wait, pending.ticket, key))
+        return None
+
+    def due(self, now: float) -> list[bytes]:
+        """Return the frames of what is to be asked again by ``now``."""
+        frames: list[bytes] = []
+        while self._later and self._later[0][0] <= now:
+            _, ticket, key = heapq.heappop(self._later)
+            pending = self._pending.get(key)
+            if pending is not None and pending.ticket == ticket:
+                frames.append(self._attempt(pending, now))
+        while self._waiting:
+            # All attempts wait equally long, so the first in is the first due.
+            pending, until = next(iter(self._waiting.values()))
+            if until > now:
+                break
+            frames.append(self._attempt(pending, now))
+        return frames
+
+    def next_at(self) -> float | None:
+        """Return when ``due`` has something to say next, None if never."""
+        times = [self._later[0][0]] if self._later else []
+        if self._waiting:
+            times.append(next(iter(self._waiting.values()))[1])
+        return min(times, default=None)
+
+    def _attempt(self, pending: Pending, now: float) -> bytes:
+        if pending.rid is not None:
+            self._waiting.pop(pending.rid, None)
+        if pending.attempts:
+            self.resends += 1
+        self._number += 1
+        rid = pending.rid = f"r{self._number}"
+        pending.attempts += 1
+        pending.ticket = 0
+        self._waiting[rid] = (pending, now + self._answer_timeout_s)
+        return b'{"t":"%b","rid":"%b",%b' % (pending.key[0].encode(), rid.encode(), pending.fields)
+
+
+def send_fields(
+    conversation_id: str, client_msg_id: str, type_: str, body: bytes | None, target_seq: int | None
+) -> bytes:
+    """Return the ``fields`` of a send; ``body`` goes in as the bytes it is, so that its numbers keep their digits."""
+    head = {"conversation_id": conversation_id, "client_msg_id": client_msg_id, "type": type_}
+    fields = encode(head if target_seq is None else {**head, "target_seq": target_seq})[1:]
+    return fields if body is None else b'%b,"body":%b}' % (fields[:-1], body)

@@ -1,0 +1,223 @@
+"""What each frame of the server does to a session. Pure; one function per frame type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import _frames as frames
+from . import errors
+from .outputs import (
+    Answered,
+    Changed,
+    Deliver,
+    Disagrees,
+    Failed,
+    GoAway,
+    Listed,
+    Output,
+    ReceiptGrew,
+    TokenWanted,
+    Welcomed,
+    Write,
+)
+from .timeline import Verdict
+
+if TYPE_CHECKING:
+    from .session import Session
+
+Frame = Mapping[str, Any]
+
+
+def welcome(session: Session, frame: Frame, now: float) -> list[Output]:
+    session.user_id = frames.text(frame, "user_id")
+    limits = frame.get("limits")
+    limits = limits if isinstance(limits, Mapping) else {}
+    window = limits.get("window")
+    if type(window) is int and window > 0:
+        session.window = window
+    frame_bytes = limits.get("frame_bytes")
+    session.stats.connects += 1
+    writes, too_large = session.outbox.connected(frame_bytes if type(frame_bytes) is int else None, now)
+    session.stats.refused += len(too_large)
+    outputs: list[Output] = [Welcomed()]
+    outputs += [
+        Failed(key, errors.TooLarge(f"over {frame_bytes} bytes", field="body")) for key in too_large
+    ]
+    outputs += [Write(data) for data in writes]
+    return outputs
+
+
+def conversation(session: Session, frame: Frame, now: float) -> list[Output]:
+    conversation_id = frames.text(frame, "conversation_id")
+    head, cursor = frames.number(frame, "head"), frames.number(frame, "cursor")
+    visible = frames.read_visible(frame)
+    told = (frames.number(frame, "read_version"), frames.number(frame, "read_seq"))
+    new = conversation_id not in session.timelines
+    timeline = session.timeline(conversation_id)
+    first = session.first_frame(timeline)
+    timeline.kind = frames.text(frame, "kind")
+    timeline.title = frame.get("title")
+    timeline.role = frame.get("role")
+    timeline.visible = visible
+    timeline.unread = frames.number(frame, "unread")
+    timeline.updated_at = frame.get("updated_at")
+    timeline.delivered_seq = max(timeline.delivered_seq, frames.number(frame, "delivered_seq"))
+    outputs: list[Output] = []
+    if frame.get("reset"):
+        outputs += session.disagrees(conversation_id)
+    elif first and timeline.hello_cursor is not None and timeline.hello_cursor > head:
+        # Only the answer to a cursor may take something back: a later frame's head may be older than its events.
+        outputs += session.rewind(conversation_id, cursor)
+    elif new and session.settings.sync == "live":
+        timeline.cursor = cursor
+    elif timeline.sees_any(timeline.cursor + 1, cursor):
+        timeline.pull_to = max(timeline.pull_to, cursor)
+        outputs += session.pull(timeline, now)
+    elif cursor > timeline.cursor:
+        timeline.cursor = cursor
+    timeline.head = max(timeline.head, head)
+    if told < timeline.mark:
+        outputs += session.mark_frame(timeline, told[0])
+    timeline.mark = max(timeline.mark, told)
+    outputs.append(Changed(conversation_id))
+    return outputs
+
+
+def event(session: Session, frame: Frame, now: float) -> list[Output]:
+    new = frames.read_event(frame)
+    timeline = session.timeline(new.conversation_id)
+    verdict = timeline.take(new)
+    if verdict is Verdict.TAKEN:
+        session.stats.events += 1
+        return [Deliver(new)]
+    if verdict is Verdict.REPEAT:
+        session.stats.repeats += 1
+        session.acks.released(timeline, 1, now)
+        return session.acks_if_due(now)
+    if verdict is Verdict.CONTRADICTS:
+        return session.disagrees(new.conversation_id)
+    if verdict is Verdict.FULL:
+        session.stats.dropped_ahead += 1
+    if not timeline.pulling and new.conversation_id not in session.pull_again:
+        session.stats.gaps += 1
+    return session.pull(timeline, now)
+
+
+def sent(session: Session, frame: Frame, now: float) -> list[Output]:
+    value = frames.read_sent(frame)
+    key = ("send", value.conversation_id, value.client_msg_id)
+    if not session.outbox.answered(key):
+        session.stats.late_answers += 1
+        return []
+    return [Answered(key, value)]
+
+
+def created(session: Session, frame: Frame, now: float) -> list[Output]:
+    value = frames.read_created(frame)
+    key = session.outbox.owner(frame.get("rid"))
+    if key is None or key[0] != "create":
+        session.stats.late_answers += 1
+        return []
+    session.outbox.answered(key)
+    return [Answered(key, value)]
+
+
+def page(session: Session, frame: Frame, now: float) -> list[Output]:
+    value = frames.read_page(frame)
+    rid = frame.get("rid")
+    conversation_id = session.pulls.pop(rid, None) if isinstance(rid, str) else None
+    if conversation_id is None:
+        key = session.outbox.owner(rid)
+        if key is None or key[0] != "pull":
+            session.stats.late_answers += 1
+            return []
+        session.outbox.answered(key)
+        return [Answered(key, value)]
+    timeline = session.timeline(conversation_id)
+    timeline.pulling = False
+    if value.conversation_id != conversation_id:
+        raise errors.BadFrame("page of another conversation", field="conversation_id")
+    taken, contradiction = timeline.take_page(value)
+    session.stats.events += len(taken)
+    outputs: list[Output] = [Deliver(new) for new in taken]
+    if contradiction is not None:
+        return outputs + session.disagrees(conversation_id)
+    if timeline.misses():
+        outputs += session.pull(timeline, now)
+    outputs.append(Changed(conversation_id))
+    return outputs
+
+
+def receipt(session: Session, frame: Frame, now: float) -> list[Output]:
+    new = frames.read_receipt(frame)
+    outputs: list[Output] = []
+    if new.user_id == session.user_id:
+        session.timeline(new.conversation_id).merge(new)
+        outputs.append(Changed(new.conversation_id))
+    merged = session.receipts.merge(new)
+    if merged is not None:
+        outputs.append(ReceiptGrew(merged))
+    return outputs
+
+
+def error(session: Session, frame: Frame, now: float) -> list[Output]:
+    failure = errors.from_frame(frame)
+    rid = frame.get("rid")
+    conversation_id = session.pulls.pop(rid, None) if isinstance(rid, str) else None
+    if conversation_id is not None:
+        timeline = session.timeline(conversation_id)
+        timeline.pulling = False
+        if not failure.definite or isinstance(failure, errors.RateLimited):
+            session.pull_later(timeline, now)
+        else:
+            session.stats.errors += 1
+        return []
+    key = session.outbox.owner(rid)
+    if key is None:
+        if rid is None:
+            session.stats.errors += 1
+        else:
+            session.stats.late_answers += 1
+        return []
+    final = session.outbox.failed(key, failure, now)
+    if final is None:
+        return []
+    session.stats.refused += 1
+    return [Failed(key, final)]
+
+
+def listed(session: Session, frame: Frame, now: float) -> list[Output]:
+    return [Listed()]
+
+
+def expiring(session: Session, frame: Frame, now: float) -> list[Output]:
+    in_s = frame.get("in_s")
+    return [TokenWanted(float(in_s) if isinstance(in_s, int | float) else 0.0)]
+
+
+def reconnect(session: Session, frame: Frame, now: float) -> list[Output]:
+    after_ms = frames.number(frame, "after_ms")
+    return [GoAway(max(0, after_ms) / 1000, str(frame.get("reason", "")))]
+
+
+def ignored(session: Session, frame: Frame, now: float) -> list[Output]:
+    return []
+
+
+HANDLERS: dict[str, Callable[[Session, Frame, float], list[Output]]] = {
+    "welcome": welcome,
+    "conversation": conversation,
+    "event": event,
+    "sent": sent,
+    "created": created,
+    "page": page,
+    "receipt": receipt,
+    "error": error,
+    "listed": listed,
+    "expiring": expiring,
+    "reconnect": reconnect,
+    "pong": ignored,
+    "typing": ignored,
+    "presence": ignored,
+}

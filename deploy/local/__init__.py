@@ -1,0 +1,1 @@
+"""The embedded stack: real Postgres, Kafka and Valkey as child processes, from wheels and jars."""

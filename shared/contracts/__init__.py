@@ -1,0 +1,1 @@
+"""The public contracts: what a frame, a body and a record may look like, and what is wrong with one that may not."""

@@ -1,0 +1,77 @@
+"""Decoding with errors that name the field, and what can still be read of a text that is not valid JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TypeVar
+
+import msgspec
+
+from shared.errors import BadRequestError
+
+_PATH = re.compile(r" - at `([^`]*)`$")
+_NAMED = re.compile(r"(?:required|unknown) field `([^`]*)`")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+
+Some = TypeVar("Some")
+
+
+def bad_request(error: msgspec.ValidationError, *, fallback: str | None = None) -> BadRequestError:
+    """Msgspec's complaint as ours: `$.ranges[0][1]` becomes the dotted path `ranges.0.1`."""
+    text = str(error)
+    path = _PATH.search(text)
+    steps = [name or index for name, index in _STEP.findall(path.group(1))] if path else []
+    named = _NAMED.search(text)
+    if named:
+        steps.append(named.group(1))
+    return BadRequestError(_PATH.sub("", text), field=".".join(steps) or fallback)
+
+
+def decode(decoder: msgspec.json.Decoder[Some], text: bytes | str, *, fallback: str) -> Some:
+    """Decode, or raise `BadRequestError`; ``fallback`` is the field to name when the text is no JSON at all."""
+    try:
+        return decoder.decode(text)
+    except msgspec.ValidationError as error:
+        raise bad_request(error, fallback=fallback) from None
+    except (msgspec.DecodeError, UnicodeError):
+        raise BadRequestError("not valid JSON", field=fallback) from None
+    except RecursionError:
+        raise BadRequestError("nested too deeply", field=fallback) from None
+
+
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s"{}\[\]:,]+', re.DOTALL)
+
+
+def members(text: bytes) -> dict[str, bytes]:
+    """The values of a JSON object's own names, cut out without looking into them.
+
+    For a text that does not decode (NaN, 10,000 levels, half a surrogate): so that its `rid` can still be answered and
+    the member at fault be named. Returns what it understood; `{}` for anything that is no object.
+    """
+    found: dict[str, bytes] = {}
+    depth, name, start, expects_name = 0, None, 0, False
+    for token in _TOKEN.finditer(text):
+        word = token.group()
+        if depth == 0 and word != b"{":
+            return {}
+        if depth == 1 and word in (b",", b"}"):
+            if name is not None:
+                found[name] = text[start : token.start()].strip()
+            name, expects_name = None, True
+            if word == b"}":
+                return found
+        elif depth == 1 and word == b":":
+            start = token.end()
+        elif depth == 1 and expects_name and word.startswith(b'"'):
+            try:
+                name = json.loads(word)
+            except ValueError:
+                return found
+            expects_name, start = False, token.end()
+        elif word in (b"{", b"["):
+            depth += 1
+            expects_name = expects_name or depth == 1
+        elif word in (b"}", b"]"):
+            depth -= 1
+    return found

@@ -1,0 +1,181 @@
+"""The socket's frames from a client (protocol §3), decoded by msgspec; the pydantic twins are in `models`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from shared.contracts.decode import decode, members
+from shared.contracts.words import (
+    MAX_SEQ,
+    ConversationId,
+    Count,
+    EventType,
+    History,
+    Kind,
+    Name,
+    Rid,
+    Seq,
+    Traceparent,
+)
+from shared.errors import BadRequestError
+
+MAX_RANGES = 1000
+MAX_CURSORS = 10_000
+MAX_PAGE = 500
+HELLO_BYTES = 1024 * 1024
+FRAME_BYTES = 96 * 1024
+
+# Not `Count | tuple[Count, str]`: msgspec 0.23 reads past its own type description for a union of a constrained
+# integer and a tuple (seen: MemoryError, segmentation fault). Shape is checked after decoding.
+Cursor = int | list[int | str | None]
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="t"):
+    """What every frame is."""
+
+
+class Hello(Frame, frozen=True, tag="hello"):
+    """The first frame."""
+
+    device_id: Name
+    token: str | None = None
+    client: str | None = None
+    sync: Literal["full", "live"] = "full"
+    cursors: Annotated[dict[str, Cursor], Meta(max_length=MAX_CURSORS)] | None = None
+    since: str | None = None
+
+    def positions(self) -> dict[str, int] | None:
+        """The cursors' seqs by conversation; None if the client named no cursors at all."""
+        if self.cursors is None:
+            return None
+        return {name.lower(): _position(name, at) for name, at in self.cursors.items()}
+
+    def __post_init__(self) -> None:
+        self.positions()
+
+
+class Send(Frame, frozen=True, tag="send"):
+    """One event for a timeline; its body is checked by ingest."""
+
+    rid: Rid
+    conversation_id: ConversationId
+    client_msg_id: Name
+    type: EventType = "message"
+    body: msgspec.Raw = msgspec.Raw()
+    target_seq: Seq | None = None
+    traceparent: Traceparent | None = None
+
+
+class Create(Frame, frozen=True, tag="create"):
+    """A conversation to make."""
+
+    rid: Rid
+    kind: Kind
+    members: list[Name]
+    title: str | None = None
+    conversation_id: ConversationId | None = None
+    history: History = "joined"
+
+
+def _position(name: str, cursor: Cursor) -> int:
+    seq = cursor if isinstance(cursor, int) else cursor[0] if len(cursor) == 2 else None
+    if not isinstance(seq, int) or not 0 <= seq <= MAX_SEQ:
+        raise BadRequestError("expected a seq, or [seq, event_id]", field=f"cursors.{name}")
+    return seq
+
+
+Range = Annotated[list[Seq], Meta(min_length=2, max_length=2)]
+
+
+class Ack(Frame, frozen=True, tag="ack"):
+    """What is stored on this device now: inclusive ranges."""
+
+    conversation_id: ConversationId
+    ranges: Annotated[list[Range], Meta(min_length=1, max_length=MAX_RANGES)]
+
+    def __post_init__(self) -> None:
+        for at, (low, high) in enumerate(self.ranges):
+            if low > high:
+                raise BadRequestError("the range ends before it begins", field=f"ranges.{at}")
+
+
+class Read(Frame, frozen=True, tag="read"):
+    """A read mark, forward."""
+
+    conversation_id: ConversationId
+    seq: Seq
+    version: Count | None = None
+
+
+class Unread(Frame, frozen=True, tag="unread"):
+    """A read mark, lowered on purpose with a new version."""
+
+    conversation_id: ConversationId
+    seq: Count
+    version: Seq
+
+
+class Pull(Frame, frozen=True, tag="pull"):
+    """A page of the timeline."""
+
+    rid: Rid
+    conversation_id: ConversationId
+    after: Count | None = None
+    before: Seq | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 100
+
+    def __post_init__(self) -> None:
+        if (self.after is None) == (self.before is None):
+            raise BadRequestError("exactly one of after, before", field="after")
+
+
+class Token(Frame, frozen=True, tag="token"):
+    """A fresh token."""
+
+    token: str
+
+
+class Ping(Frame, frozen=True, tag="ping"):
+    """A probe."""
+
+    rid: Rid | None = None
+
+
+Known = Hello | Send | Create | Ack | Read | Unread | Pull | Token | Ping
+
+_DECODER: msgspec.json.Decoder[Known] = msgspec.json.Decoder(Known)
+_WITH_RID = msgspec.json.Decoder(Rid)
+
+_ANY = msgspec.json.Decoder(msgspec.Raw)
+
+
+def parse(text: str) -> Known:
+    """A frame's text as a frame. Raises `BadRequestError` with the field at fault."""
+    try:
+        return decode(_DECODER, text, fallback="t")
+    except BadRequestError as error:
+        if error.field == "t":
+            error.field = _at_fault(text) or "t"
+        raise
+
+
+def rid_of(text: str) -> str | None:
+    """The `rid` of a frame that could not be parsed, if that much of it can be read."""
+    raw = members(text.encode(errors="surrogatepass")).get("rid")
+    try:
+        return None if raw is None else _WITH_RID.decode(raw)
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
+
+
+def _at_fault(text: str) -> str | None:
+    """Which member of a frame is no JSON."""
+    for name, raw in members(text.encode(errors="surrogatepass")).items():
+        try:
+            _ANY.decode(raw)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return name
+    return None

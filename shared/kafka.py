@@ -1,0 +1,164 @@
+"""Topics, clients and the one rule that binds them to the outbox: a conversation's shard is its Kafka partition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import TopicAlreadyExistsError
+from aiokafka.partitioner import murmur2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+PARTITIONS = 64
+"""For life: partition = shard, and the key of what is stored already decides both."""
+
+MAX_RECORD_BYTES = 1_000_000
+"""Just under a broker's default `message.max.bytes`; our largest record is far below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """The topics' full names (protocol §7)."""
+
+    prefix: str = "waybill"
+
+    @property
+    def events(self) -> str:
+        """Key: conversation id; value: the `event` frame's bytes."""
+        return f"{self.prefix}.events.v1"
+
+    @property
+    def receipts(self) -> str:
+        """Key: conversation id; value: the `receipt` frame's bytes plus `kind`, `cause`."""
+        return f"{self.prefix}.receipts.v1"
+
+    @property
+    def acks(self) -> str:
+        """Key: conversation id; value: what a device says that it stores or has read."""
+        return f"{self.prefix}.acks.v1"
+
+    @property
+    def dead(self) -> str:
+        """Records that a consumer could not read, with where they came from."""
+        return f"{self.prefix}.dead.v1"
+
+    def of_outbox(self, topic: str) -> str:
+        """The full name of a topic as an outbox row names it: without the prefix."""
+        return f"{self.prefix}.{topic}"
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every topic."""
+        return (self.events, self.receipts, self.acks, self.dead)
+
+
+def partition_of(key: str) -> int:
+    """The Java default partitioner's choice, so that clients in other languages find the same one."""
+    return int((murmur2(key.encode()) & 0x7FFFFFFF) % PARTITIONS)
+
+
+def producer(bootstrap: str, *, client_id: str, linger_ms: int = 0, timeout_ms: int = 10_000) -> AIOKafkaProducer:
+    """An idempotent producer with `acks=all`; not started. ``timeout_ms`` bounds a request."""
+    return AIOKafkaProducer(
+        bootstrap_servers=bootstrap,
+        client_id=client_id,
+        acks="all",
+        enable_idempotence=True,
+        linger_ms=linger_ms,
+        request_timeout_ms=timeout_ms,
+        max_request_size=MAX_RECORD_BYTES,
+        max_batch_size=MAX_RECORD_BYTES,
+        metadata_max_age_ms=60_000,
+    )
+
+
+def reader(bootstrap: str, *, client_id: str, group: str | None = None) -> AIOKafkaConsumer:
+    """A consumer that commits nothing to Kafka and never jumps by itself; not started.
+
+    Where to start is the caller's to say: an offset out of range raises `OffsetOutOfRangeError` instead of skipping.
+    """
+    return AIOKafkaConsumer(
+        bootstrap_servers=bootstrap,
+        client_id=client_id,
+        group_id=group,
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+        fetch_max_wait_ms=500,
+        request_timeout_ms=10_000,
+        metadata_max_age_ms=30_000,
+        session_timeout_ms=10_000,
+        heartbeat_interval_ms=1_000,
+    )
+
+
+def partitions(topics: Iterable[str]) -> list[TopicPartition]:
+    """Every partition of these topics."""
+    return [TopicPartition(topic, part) for topic in topics for part in range(PARTITIONS)]
+
+
+async def ensure_topics(bootstrap: str, topics: Topics, *, replication: int = 1, min_insync: int = 1) -> None:
+    """Make the topics that are missing. Safe to call from several processes at once.
+
+    Raises `RuntimeError` if a topic is there with another number of partitions: shards and partitions would part.
+    """
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap, request_timeout_ms=30_000)
+    await admin.start()
+    try:
+        there = set(await admin.list_topics())
+        missing = [name for name in topics.all if name not in there]
+        for name in missing:
+            wanted = NewTopic(
+                name=name,
+                num_partitions=PARTITIONS,
+                replication_factor=replication,
+                topic_configs={"min.insync.replicas": str(min_insync)},
+            )
+            try:
+                await admin.create_topics([wanted], timeout_ms=30_000)
+            except TopicAlreadyExistsError:
+                continue
+        for described in await admin.describe_topics(list(topics.all)):
+            if described["topic"] in there and len(described["partitions"]) != PARTITIONS:
+                raise RuntimeError(
+                    f"{described['topic']} has {len(described['partitions'])} partitions, not {PARTITIONS}"
+                )
+    finally:
+        await admin.close()
+
+
+async def cluster_id(bootstrap: str) -> str:
+    """The id of the cluster behind these brokers: stored offsets of another cluster mean nothing."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap, request_timeout_ms=10_000)
+    await admin.start()
+    try:
+        described = await admin.describe_cluster()
+        return str(described["cluster_id"])
+    finally:
+        await admin.close()
+
+
+class Consumed(Protocol):
+    """A record as aiokafka hands it out."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]]
+
+
+def header(headers: Sequence[tuple[str, bytes]], name: str) -> str | None:
+    """A header's text, or None if it is not there or not UTF-8."""
+    for key, value in headers:
+        if key == name:
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                return None
+    return None

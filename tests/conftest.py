@@ -1,0 +1,84 @@
+"""Fixtures for every test. Each starts what it needs only when a test asks for it."""
+
+import itertools
+import secrets
+from collections.abc import Iterator
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+import redis
+from aiokafka.admin import AIOKafkaAdminClient
+
+from tests.databases import Database, Databases, run
+from tests.stack import Stores, open_stores
+
+# Redis has 16 databases unless told otherwise; the first is left to whoever else uses the server.
+_redis_numbers = itertools.cycle(range(1, 16))
+
+_source = pytest.StashKey[str]()
+
+
+@pytest.fixture(scope="session")
+def stores(pytestconfig: pytest.Config) -> Iterator[Stores]:
+    """The three servers, shared by all tests of the run."""
+    with open_stores() as found:
+        pytestconfig.stash[_source] = f"{found.source}: {found.kafka} (Kafka), {found.redis_url}"
+        yield found
+
+
+@pytest.fixture(scope="session")
+def databases(stores: Stores) -> Iterator[Databases]:
+    """Makes migrated databases, for a test that needs more than one or keeps one for its whole module."""
+    found = Databases(stores.postgres_url)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def database(databases: Databases) -> Iterator[Database]:
+    """A migrated database of the test's own."""
+    made = databases.create()
+    yield made
+    databases.drop(made)
+
+
+@pytest.fixture(scope="module")
+def module_database(databases: Databases) -> Iterator[Database]:
+    """A migrated database that the tests of one module share."""
+    made = databases.create()
+    yield made
+    databases.drop(made)
+
+
+@pytest.fixture
+def topic_prefix(stores: Stores) -> Iterator[str]:
+    """A prefix for the test's own topics. Whatever topics are under it at the end are deleted."""
+    prefix = f"test-{secrets.token_hex(4)}"
+    yield prefix
+    run(_delete_topics(stores.kafka, prefix))
+
+
+@pytest.fixture
+def redis_url(stores: Stores) -> str:
+    """A database of Redis that holds nothing. Its number comes round again after 15 tests; channels are not apart."""
+    url = urlunsplit(urlsplit(stores.redis_url)._replace(path=f"/{next(_redis_numbers)}"))
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()
+    return url
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say which servers the tests ran against."""
+    if source := config.stash.get(_source, None):
+        terminalreporter.write_line(f"stores from {source}")
+
+
+async def _delete_topics(bootstrap: str, prefix: str) -> None:
+    # A broker holds files and mapped memory for each of a topic's 64 partitions, and a run makes hundreds of topics.
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        if topics := [topic for topic in await admin.list_topics() if topic.startswith(prefix)]:
+            await admin.delete_topics(topics)
+    finally:
+        await admin.close()

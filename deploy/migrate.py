@@ -27,8 +27,8 @@ class MigrationError(Exception):
 def migrate(owner_url: str, *, role_password: str | None = None) -> None:
     """Bring the database to the newest version, making it first if it is missing.
 
-    ``owner_url``: a role that may create roles, straight to Postgres, not through a pooler. ``role_password``: if given,
-    the services' roles get it. Safe to run from several processes at once: the others wait. Raises `MigrationError`.
+    ``owner_url``: a role that may create roles, straight to Postgres, not through a pooler. ``role_password``: what the
+    services' roles get, if given. Safe to run from several processes at once: the others wait. Raises `MigrationError`.
     """
     asyncio.run(migrate_async(owner_url, role_password=role_password))
 
@@ -55,7 +55,7 @@ def _dbmate(url: str) -> None:
     query.setdefault("sslmode", "prefer" if _may_have_tls(parts.hostname) else "disable")
     program = Path(sysconfig.get_path("scripts")) / "dbmate"
     done = subprocess.run(
-        [program, "--migrations-dir", FOLDER, "--no-dump-schema", "--strict", "up"],
+        [program, "--migrations-dir", FOLDER, "--no-dump-schema", "up", "--strict"],
         env={**os.environ, "DATABASE_URL": urlunsplit(parts._replace(query=urlencode(query)))},
         capture_output=True,
         text=True,

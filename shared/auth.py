@@ -31,7 +31,7 @@ _JWKS_RETRY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """``subject`` is a user id, or a service's name. ``expires_at`` is in seconds since the epoch, without the leeway."""
+    """``subject``: a user id, or a service's name. ``expires_at``: seconds since the epoch, without the leeway."""
 
     subject: str
     scope: Scope

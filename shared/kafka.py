@@ -61,13 +61,18 @@ def partition_of(key: str) -> int:
     return int((murmur2(key.encode()) & 0x7FFFFFFF) % PARTITIONS)
 
 
-def producer(bootstrap: str, *, client_id: str, linger_ms: int = 0, timeout_ms: int = 10_000) -> AIOKafkaProducer:
-    """An idempotent producer with `acks=all`; not started. ``timeout_ms`` bounds a request."""
+def producer(
+    bootstrap: str, *, client_id: str, linger_ms: int = 0, timeout_ms: int = 10_000, idempotent: bool = True
+) -> AIOKafkaProducer:
+    """A producer with `acks=all`; not started. ``timeout_ms`` bounds a request.
+
+    An idempotent one must be thrown away after a failed batch, whose sequence numbers it has burnt.
+    """
     return AIOKafkaProducer(
         bootstrap_servers=bootstrap,
         client_id=client_id,
         acks="all",
-        enable_idempotence=True,
+        enable_idempotence=idempotent,
         linger_ms=linger_ms,
         request_timeout_ms=timeout_ms,
         max_request_size=MAX_RECORD_BYTES,

@@ -22,7 +22,7 @@ _source = pytest.StashKey[str]()
 def stores(pytestconfig: pytest.Config) -> Iterator[Stores]:
     """The three servers, shared by all tests of the run."""
     with open_stores() as found:
-        pytestconfig.stash[_source] = f"{found.source}: {found.kafka} (Kafka), {found.redis_url}"
+        pytestconfig.stash[_source] = f"stores: {found.source} {found.note}".rstrip()
         yield found
 
 
@@ -70,7 +70,7 @@ def redis_url(stores: Stores) -> str:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say which servers the tests ran against."""
     if source := config.stash.get(_source, None):
-        terminalreporter.write_line(f"stores from {source}")
+        terminalreporter.write_line(source)
 
 
 async def _delete_topics(bootstrap: str, prefix: str) -> None:

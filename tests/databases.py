@@ -14,7 +14,7 @@ from deploy.migrate import migrate
 
 T = TypeVar("T")
 
-ROLE_PASSWORD = "waybill-tests"  # noqa: S105 - of servers that live for a test run
+ROLE_PASSWORD = "waybill-tests"
 """Of every service's role. Roles belong to the whole server, so all runs on one server agree on it."""
 
 ROLE_PREFIX = "waybill_"
@@ -80,4 +80,5 @@ async def _execute(url: str, statement: str) -> None:
 def _changed(url: str, *, user: str | None = None, database: str | None = None) -> str:
     parts = urlsplit(url)
     before, _, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{user or before}@{host}", path=f"/{database}" if database else parts.path))
+    path = f"/{database}" if database else parts.path
+    return urlunsplit(parts._replace(netloc=f"{user or before}@{host}", path=path))

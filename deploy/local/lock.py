@@ -8,20 +8,19 @@ import signal
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 LEFTOVER_STOP_SECONDS = 15.0
 
 
-class StateInUse(RuntimeError):
+class StateInUseError(RuntimeError):
     """Another living process owns the state folder."""
 
 
 class StateLock:
     """A lock on a state folder, held by the kernel: it ends with its owner, so that none can go stale.
 
-    The file keeps the owner's pid only to name it in `StateInUse`.
+    The file keeps the owner's pid only to name it in `StateInUseError`.
     """
 
     def __init__(self, state: Path) -> None:
@@ -35,13 +34,13 @@ class StateLock:
         except BlockingIOError:
             owner = os.read(file, 32).decode().strip() or "unknown"
             os.close(file)
-            raise StateInUse(f"{self._path.parent} is in use by process {owner}") from None
+            raise StateInUseError(f"{self._path.parent} is in use by process {owner}") from None
         os.ftruncate(file, 0)
         os.write(file, f"{os.getpid()}\n".encode())
         self._file = file
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -58,9 +57,11 @@ class Record:
 
     @classmethod
     def of(cls, name: str, pid: int, stop_signal: int) -> "Record":
+        """Of a process that runs now."""
         return cls(name, pid, started(pid) or "", stop_signal)
 
     def alive(self) -> bool:
+        """Whether that very process runs, not another one under its pid."""
         return bool(self.started) and started(self.pid) == self.started
 
 
@@ -71,6 +72,7 @@ class Records:
         self._path = state / "children.json"
 
     def write(self, records: list[Record]) -> None:
+        """Replace the file as a whole."""
         draft = self._path.with_suffix(".new")
         draft.write_text(json.dumps([asdict(record) for record in records]))
         draft.replace(self._path)

@@ -25,7 +25,7 @@ def choose(wanted: Literal["auto"] | Mapping[str, int], remembered: Mapping[str,
     """
     fixed = {} if wanted == "auto" else dict(wanted)
     if unknown := set(fixed) - set(NAMES):
-        raise ValueError(f"unknown port name {sorted(unknown)[0]!r}; known are {', '.join(NAMES)}")
+        raise ValueError(f"unknown port name {min(unknown)!r}; known are {', '.join(NAMES)}")
     chosen: dict[str, int] = {}
     for name in NAMES:
         port = fixed.get(name) or remembered.get(name)
@@ -45,6 +45,7 @@ def free_port(taken: Collection[int] = ()) -> int:
 
 
 def is_free(port: int) -> bool:
+    """Whether a server could listen there now."""
     with socket.socket() as probe:
         # As the servers do: connections in TIME_WAIT must not make their own old port look taken.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -37,7 +37,7 @@ def url(port: int) -> str:
 def prepare(home: Path, log: Path, port: int) -> Command:
     """Make the data folder on first use, clear what a killed server left there, and say how to run it.
 
-    Raises `StartFailed` when a preparing step fails.
+    Raises `StartError` when a preparing step fails.
     """
     binaries = _binaries()
     account = unprivileged(home, binaries / "postgres")

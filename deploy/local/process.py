@@ -16,7 +16,7 @@ LOG_LIMIT_BYTES = 16 * 1024 * 1024
 POLL_SECONDS = 0.02
 
 
-class StartFailed(RuntimeError):
+class StartError(RuntimeError):
     """A server did not get ready. The text ends with the last lines of that server's own log."""
 
 
@@ -40,7 +40,7 @@ class Command:
 
 
 class Child:
-    """A started server. It has its own session, so that a terminal's Ctrl-C reaches the owner alone, which then stops all in order."""
+    """A started server in a session of its own: a terminal's Ctrl-C reaches the owner alone, which stops all."""
 
     def __init__(self, command: Command) -> None:
         self.command = command
@@ -49,12 +49,13 @@ class Child:
         self.pid = self._popen.pid
 
     def alive(self) -> bool:
+        """Whether it runs; one that has ended is reaped."""
         return self._popen.poll() is None
 
     def wait_ready(self, cancelled: threading.Event) -> None:
         """Return once the server serves.
 
-        Raises `StartFailed` when it ends before that, when `start_seconds` have passed, or when `cancelled` is set.
+        Raises `StartError` when it ends before that, when `start_seconds` have passed, or when `cancelled` is set.
         """
         deadline = time.monotonic() + self.command.start_seconds
         while True:
@@ -82,25 +83,26 @@ class Child:
         self._popen.kill()
         self._popen.wait()
 
-    def _failure(self, what: str) -> StartFailed:
-        return StartFailed(_explain(self.command, what, self._offset))
+    def _failure(self, what: str) -> StartError:
+        return StartError(_explain(self.command, what, self._offset))
 
 
 def run_step(command: Command, argv: Sequence[str], *, stdin: bytes = b"") -> None:
     """Run one preparing step of a server to its end, its output in the server's log.
 
-    Raises `StartFailed` when its status is not 0.
+    Raises `StartError` when its status is not 0.
     """
     offset = _make_room(command.log)
     step = _spawn(command, argv, stdin=subprocess.PIPE)
     step.communicate(stdin)
     if step.returncode != 0:
-        raise StartFailed(_explain(command, f"{Path(argv[0]).name} ended with status {step.returncode}", offset))
+        raise StartError(_explain(command, f"{Path(argv[0]).name} ended with status {step.returncode}", offset))
 
 
 def tail(log: Path, *, lines: int = 20, offset: int = 0) -> str:
-    """The last lines of a log, counted from a byte offset on."""
-    return "\n".join(_read_from(log, offset).decode(errors="replace").splitlines()[-lines:])
+    """The last lines of a log, counted from a byte offset on, without the frames of Java's stack traces."""
+    text = _read_from(log, offset).decode(errors="replace")
+    return "\n".join([line for line in text.splitlines() if not line.startswith(("\tat ", "\t... "))][-lines:])
 
 
 def _spawn(command: Command, argv: Sequence[str], stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:

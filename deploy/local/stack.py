@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 from deploy.local import jars, kafka, ports, postgres, valkey
@@ -25,8 +24,8 @@ class Stack:
     with its data. `ports` is `auto` (the folder's earlier ports, else free ones) or a mapping from `ports.NAMES` to
     numbers. Names of servers are `postgres`, `kafka`, `redis`.
 
-    Entering raises `StateInUse` when another process owns the folder, and `StartFailed` when a server does not start;
-    then none is left running. A SIGTERM to the owner is the owner's to turn into leaving.
+    Entering raises `StateInUseError` when another process owns the folder, and `StartError` when a server does not
+    start; then none is left running. A SIGTERM to the owner is the owner's to turn into leaving.
     """
 
     def __init__(self, state: Path, *, ports: Literal["auto"] | Mapping[str, int] = "auto") -> None:
@@ -60,6 +59,7 @@ class Stack:
         return {name: child.pid for name, child in self._children.items()}
 
     def alive(self, name: str) -> bool:
+        """Whether the server runs."""
         return self._children[name].alive()
 
     def log(self, name: str) -> Path:
@@ -69,10 +69,14 @@ class Stack:
     def restart(self, name: str) -> None:
         """Start a server again on its port with its data; one that still runs is stopped first.
 
-        Blocks until it serves. Raises `StartFailed`; the server is then dead, and may be restarted once more.
+        Blocks until it serves. Raises `StartError`; the server is then dead, and may be restarted once more.
         """
         self._children[name].stop()
         self._launch(name)
+
+    def give_up(self) -> None:
+        """Make a `restart` under way in another thread end soon, with `StartError`: all is about to be stopped."""
+        self._cancelled.set()
 
     def __enter__(self) -> Self:
         self.state.mkdir(parents=True, exist_ok=True)
@@ -85,7 +89,7 @@ class Stack:
             self._exit = undo.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._exit.close()
 
     def _choose_ports(self) -> dict[str, int]:

@@ -8,6 +8,7 @@ from deploy.local.process import Command
 
 
 def url(port: int) -> str:
+    """The first database's address."""
     return f"redis://{HOST}:{port}/0"
 
 
@@ -21,7 +22,6 @@ def prepare(home: Path, log: Path, port: int) -> Command:
         # The log of writes, so that a killed server comes back with its data; no snapshots beside it.
         "appendonly": "yes",
         "save": "",
-        "databases": "64",
     }
     return Command(
         name="redis",

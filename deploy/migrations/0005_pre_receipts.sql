@@ -7,8 +7,12 @@
 -- (conversation, user, device), folded. p_mark: proposals of read marks in the order of arrival.
 --
 -- A mark is taken if and only if its pair (version, seq) is larger than the present one; the rule without SQL is
--- services/receipts/marks.py. Returns what was counted: kind 'delivered' | 'read' | 'unread' with reason null and how
--- many were accepted, or refused with reason 'stale' | 'beyond_head' | 'invisible'.
+-- services/receipts/marks.py. Returns what was counted. Reason null: how many marks were taken, of 'delivered' how many
+-- events a device acked for the first time. Reason 'stale' | 'beyond_head' | 'invisible': how many marks were refused;
+-- of 'delivered' how many elements of p_held reached beyond the head, or held nothing visible.
+--
+-- The plan is made once, for arrays of any length: every table is reached by its key, however small it is and however
+-- large the batch.
 --
 -- One call, committed by itself: a paused consumer must not hold a shard's lock. Locks in the order of every writer
 -- of the outbox: receipts, device cursors (each sorted by key), shards. The offsets come first: nobody else uses them.
@@ -19,12 +23,14 @@ CREATE FUNCTION apply_acks(
     p_mark_version bigint[], p_mark_seq bigint[]
 ) RETURNS TABLE (kind text, reason text, amount bigint)
 LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
     v_moved int;
-    v_new text[];
+    v_new int8multirange[];
     v_gained bigint[];
+    v_ignored text[];
     v_verdict text[];
     v_conversation uuid[];
     v_user text[];
@@ -65,7 +71,7 @@ BEGIN
     SELECT m.conversation_id, m.user_id, i.device_id
     FROM unnest(p_held_conversation, p_held_user, p_held_device) AS i (conversation_id, user_id, device_id)
     JOIN member AS m ON m.conversation_id = i.conversation_id AND m.user_id = i.user_id
-    ORDER BY m.conversation_id, m.user_id, i.device_id
+    ORDER BY m.conversation_id, m.user_id, i.device_id COLLATE "C"
     ON CONFLICT DO NOTHING;
     PERFORM FROM device_cursor AS d
     WHERE (d.conversation_id, d.user_id, d.device_id) IN (
@@ -74,21 +80,28 @@ BEGIN
     FOR UPDATE;
 
     -- Delivered: what is visible, not above the head, and not acked by this device before.
-    SELECT array_agg(n.new::text ORDER BY n.ord),
-           array_agg((SELECT coalesce(sum(upper(r) - lower(r)), 0) FROM unnest(n.new) AS r) ORDER BY n.ord)
-    INTO v_new, v_gained
+    SELECT array_agg(n.valid - n.delivered ORDER BY n.ord),
+           array_agg((SELECT coalesce(sum(upper(r) - lower(r)), 0) FROM unnest(n.valid - n.delivered) AS r)
+               ORDER BY n.ord),
+           array_agg(CASE WHEN n.valid IS NULL THEN 'invisible'
+                          WHEN NOT n.held <@ n.timeline THEN 'beyond_head'
+                          WHEN isempty(n.valid) THEN 'invisible' END ORDER BY n.ord)
+    INTO v_new, v_gained, v_ignored
     FROM (
-        SELECT i.ord,
-               (i.held::int8multirange * m.visible * int8multirange(int8range(0, c.last_seq, '[]'))) - d.delivered AS new
-        FROM unnest(p_held_conversation, p_held_user, p_held_device, p_held)
-            WITH ORDINALITY AS i (conversation_id, user_id, device_id, held, ord)
-        LEFT JOIN conversation AS c ON c.conversation_id = i.conversation_id
-        LEFT JOIN member AS m ON m.conversation_id = i.conversation_id AND m.user_id = i.user_id
-        LEFT JOIN device_cursor AS d ON d.conversation_id = i.conversation_id AND d.user_id = i.user_id
-            AND d.device_id = i.device_id
+        SELECT j.*, j.held * j.visible * j.timeline AS valid
+        FROM (
+            SELECT i.ord, i.held::int8multirange AS held, m.visible, d.delivered,
+                   int8multirange(int8range(0, c.last_seq, '[]')) AS timeline
+            FROM unnest(p_held_conversation, p_held_user, p_held_device, p_held)
+                WITH ORDINALITY AS i (conversation_id, user_id, device_id, held, ord)
+            LEFT JOIN conversation AS c ON c.conversation_id = i.conversation_id
+            LEFT JOIN member AS m ON m.conversation_id = i.conversation_id AND m.user_id = i.user_id
+            LEFT JOIN device_cursor AS d ON d.conversation_id = i.conversation_id AND d.user_id = i.user_id
+                AND d.device_id = i.device_id
+        ) AS j
     ) AS n;
     UPDATE device_cursor AS d
-    SET delivered = d.delivered + v_new[i.ord]::int8multirange
+    SET delivered = d.delivered + v_new[i.ord]
     FROM unnest(p_held_conversation, p_held_user, p_held_device)
         WITH ORDINALITY AS i (conversation_id, user_id, device_id, ord)
     WHERE d.conversation_id = i.conversation_id AND d.user_id = i.user_id AND d.device_id = i.device_id
@@ -121,7 +134,7 @@ BEGIN
 
     -- The changes of each user's row, and with them the records to announce.
     WITH gained AS (
-        SELECT i.conversation_id, i.user_id, range_agg(v_new[i.ord]::int8multirange) AS new
+        SELECT i.conversation_id, i.user_id, range_agg(v_new[i.ord]) AS new
         FROM unnest(p_held_conversation, p_held_user) WITH ORDINALITY AS i (conversation_id, user_id, ord)
         WHERE v_gained[i.ord] > 0
         GROUP BY i.conversation_id, i.user_id
@@ -136,7 +149,8 @@ BEGIN
         WHERE r.conversation_id = g.conversation_id AND r.user_id = g.user_id
         RETURNING r.conversation_id, r.user_id, old.delivered_seq < new.delivered_seq AS moved
     )
-    SELECT array_agg(conversation_id), array_agg(user_id), array_agg('delivered'), array_agg('ack'), array_agg('')
+    SELECT array_agg(conversation_id), array_agg(user_id), array_agg('delivered'::text), array_agg('ack'::text),
+           array_agg(''::text)
     INTO v_conversation, v_user, v_kind, v_cause, v_device
     FROM risen
     WHERE moved;
@@ -189,7 +203,9 @@ BEGIN
     ORDER BY c.shard, i.conversation_id, i.ord;
 
     RETURN QUERY
-        SELECT 'delivered', NULL, sum(g)::bigint FROM unnest(v_gained) AS g WHERE g > 0 HAVING sum(g) > 0
+        SELECT 'delivered', NULL, sum(g)::bigint FROM unnest(v_gained) AS g HAVING sum(g) > 0
+        UNION ALL
+        SELECT 'delivered', o, count(*) FROM unnest(v_ignored) AS o WHERE o IS NOT NULL GROUP BY o
         UNION ALL
         SELECT i.kind, CASE WHEN v_verdict[i.ord] = 'taken' THEN NULL ELSE v_verdict[i.ord] END, count(*)
         FROM unnest(p_mark_kind) WITH ORDINALITY AS i (kind, ord)

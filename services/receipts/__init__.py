@@ -1,1 +1,1 @@
-
+"""Acks in, marks and receipts out (design: delivered and read never go back)."""

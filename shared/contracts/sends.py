@@ -42,7 +42,7 @@ class SendItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """An event whose shape is right. ``action`` … ``role`` are of a `member` event, ``title`` of a `conversation` one."""
+    """An event of the right shape. ``action`` … ``role`` are of a `member` event, ``title`` of a `conversation` one."""
 
     conversation_id: str
     client_msg_id: str

@@ -6,11 +6,13 @@ Fields that this version does not know are ignored; one that is missing or of a 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import BadFrame, BadRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Span = tuple[int, int | None]
 """An inclusive range of seqs; None = still open."""
@@ -106,13 +108,13 @@ class Page:
 
 def read_event(frame: Mapping[str, Any]) -> Event:
     try:
-        seq = frame["seq"]
-        if type(seq) is not int:
-            raise BadFrame("event without a number as seq", field="seq")
+        conversation_id, seq, event_id = frame["conversation_id"], frame["seq"], frame["event_id"]
+        if type(seq) is not int or type(conversation_id) is not str or type(event_id) is not str:
+            raise BadFrame("event with a wrong type in seq, conversation_id or event_id")
         return Event(
-            frame["conversation_id"],
+            conversation_id,
             seq,
-            frame["event_id"],
+            event_id,
             frame["type"],
             frame["sender_id"],
             frame["client_msg_id"],

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ._frames import encode
-from .timeline import Timeline
+
+if TYPE_CHECKING:
+    from .timeline import Timeline
 
 MAX_RANGES = 1_000
 """The protocol's limit for one frame."""
@@ -38,9 +42,7 @@ class Acks:
         for timeline in self._dirty.values():
             while timeline.to_ack:
                 ranges = timeline.to_ack.take(MAX_RANGES)
-                frames.append(
-                    encode({"t": "ack", "conversation_id": timeline.conversation_id, "ranges": ranges})
-                )
+                frames.append(encode({"t": "ack", "conversation_id": timeline.conversation_id, "ranges": ranges}))
         self._dirty.clear()
         self._since, self._count = None, 0
         return frames

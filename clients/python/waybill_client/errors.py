@@ -20,8 +20,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class WaybillError(Exception):
@@ -35,15 +37,13 @@ class WaybillError(Exception):
     code: str = "error"
     definite: bool = True
 
-    def __init__(
-        self, message: str = "", *, field: str | None = None, retry_after_ms: int | None = None
-    ) -> None:
+    def __init__(self, message: str = "", *, field: str | None = None, retry_after_ms: int | None = None) -> None:
         super().__init__(message or self.code)
         self.field = field
         self.retry_after_ms = retry_after_ms
 
 
-class Refused(WaybillError):
+class Refused(WaybillError):  # noqa: N818 -- read with its module: errors.Refused
     """The server said no: nothing was written."""
 
 
@@ -107,7 +107,7 @@ class RateLimited(Refused):
     code = "rate_limited"
 
 
-class Unconfirmed(WaybillError):
+class Unconfirmed(WaybillError):  # noqa: N818 -- read with its module: errors.Unconfirmed
     """It may have happened or not."""
 
     definite = False
@@ -141,19 +141,19 @@ class UnknownError(Unconfirmed):
     """An error code of a newer server, kept in ``code``."""
 
 
-class QueueFull(WaybillError):
+class QueueFull(WaybillError):  # noqa: N818 -- read with its module: errors.QueueFull
     """Too many requests wait for an answer already; this one was not queued."""
 
     code = "queue_full"
 
 
-class BadFrame(WaybillError):
+class BadFrame(WaybillError):  # noqa: N818 -- read with its module: errors.BadFrame
     """A frame from the server lacks a field or holds a wrong type."""
 
     code = "bad_frame"
 
 
-class Closed(WaybillError):
+class Closed(WaybillError):  # noqa: N818 -- read with its module: errors.Closed
     """The client has stopped and does not come back; ``close_code`` is the WebSocket's, if it had one.
 
     ``definite`` is False: what was in flight may have been done.

@@ -7,17 +7,24 @@ abandoned attempt can't end a newer one. Requests leave in the order in which th
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from . import errors
 from ._frames import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .stats import Stats
 
 Key = tuple[str, str, str]
 """(frame type, conversation id or "", id): what the caller knows a request by."""
 
 RETRY_BASE_S = 0.2
 RETRY_CAP_S = 10.0
+ENVELOPE_BYTES = 64
+"""Room for the type and ``rid`` of a frame."""
 INTERNAL_ATTEMPTS = 5
 """``internal`` may be this request's own fault; unlike an outage it is not asked again for ever."""
 
@@ -28,6 +35,7 @@ class Pending:
 
     key: Key
     fields: bytes
+    strict: bool = False
     attempts: int = 0
     rid: str | None = None
     ticket: int = 0
@@ -36,16 +44,17 @@ class Pending:
 class Outbox:
     """All unanswered requests of a client."""
 
-    def __init__(self, random: Callable[[], float], answer_timeout_s: float) -> None:
+    def __init__(self, random: Callable[[], float], answer_timeout_s: float, stats: Stats) -> None:
         self._random = random
+        self._stats = stats
         self._answer_timeout_s = answer_timeout_s
         self._pending: dict[Key, Pending] = {}
         self._waiting: dict[str, tuple[Pending, float]] = {}
         self._later: list[tuple[float, int, Key]] = []
+        self._order: dict[str, dict[Key, Pending]] = {}
         self._number = 0
         self.frame_bytes: int | None = None
         self.online = False
-        self.resends = 0
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -56,17 +65,32 @@ class Outbox:
     def __iter__(self) -> Iterator[Key]:
         return iter(self._pending)
 
-    def add(self, key: Key, fields: bytes, now: float) -> bytes | None:
+    def check(self, key: Key, fields: bytes) -> None:
+        """Raise ``TooLarge`` or ``ClientMsgIdReused`` for what the server would refuse, as far as that is known."""
+        if self.frame_bytes is not None and len(fields) + ENVELOPE_BYTES > self.frame_bytes:
+            raise errors.TooLarge(f"over {self.frame_bytes} bytes", field="body")
+        pending = self._pending.get(key)
+        if pending is not None and pending.fields != fields:
+            raise errors.ClientMsgIdReused("another content waits under this id", field="client_msg_id")
+
+    def add(self, key: Key, fields: bytes, now: float, *, strict: bool = False) -> bytes | None:
         """Take a request; return its frame if it can leave at once. A key that waits already changes nothing.
 
-        Raises ``TooLarge`` if it is over the server's limit, as far as that is known.
+        A ``strict`` one leaves only when no earlier one of the same type and conversation waits.
         """
         if key in self._pending:
             return None
-        if self.frame_bytes is not None and len(fields) + 64 > self.frame_bytes:
-            raise errors.TooLarge(f"over {self.frame_bytes} bytes", field="body")
-        pending = self._pending[key] = Pending(key, fields)
-        return self._attempt(pending, now) if self.online else None
+        pending = self._pending[key] = Pending(key, fields, strict)
+        self._order.setdefault(key[1], {})[key] = pending
+        return self._attempt(pending, now) if self.online and not self._blocked(pending) else None
+
+    def next_in(self, conversation_id: str, now: float) -> list[bytes]:
+        """Return the frame of a strict request that an answer has just made the first of its conversation."""
+        waiting = self._order.get(conversation_id)
+        first = next(iter(waiting.values())) if waiting else None
+        if first is None or not first.strict or first.rid is not None or first.ticket or not self.online:
+            return []
+        return [self._attempt(first, now)]
 
     def connected(self, frame_bytes: int | None, now: float) -> tuple[list[bytes], list[Key]]:
         """Return the frames of everything unanswered, in order, and the keys of what is larger than allowed."""
@@ -75,11 +99,12 @@ class Outbox:
         too_large = [
             key
             for key, pending in self._pending.items()
-            if frame_bytes is not None and len(pending.fields) + 64 > frame_bytes
+            if frame_bytes is not None and len(pending.fields) + ENVELOPE_BYTES > frame_bytes
         ]
         for key in too_large:
-            del self._pending[key]
-        return [self._attempt(pending, now) for pending in self._pending.values()], too_large
+            self.answered(key)
+        ready = [pending for pending in self._pending.values() if not self._blocked(pending)]
+        return [self._attempt(pending, now) for pending in ready], too_large
 
     def disconnected(self) -> None:
         """Forget which attempts were under way: their answers can't come any more."""
@@ -92,7 +117,7 @@ class Outbox:
 
     def owner(self, rid: str | None) -> Key | None:
         """Return the key of the attempt with this ``rid``, None if it is no present one."""
-        waiting = self._waiting.get(rid) if rid is not None else None
+        waiting = self._waiting.get(rid) if isinstance(rid, str) else None
         return waiting[0].key if waiting else None
 
     def answered(self, key: Key) -> bool:
@@ -100,6 +125,10 @@ class Outbox:
         pending = self._pending.pop(key, None)
         if pending is None:
             return False
+        waiting = self._order[key[1]]
+        del waiting[key]
+        if not waiting:
+            del self._order[key[1]]
         if pending.rid is not None:
             self._waiting.pop(pending.rid, None)
         return True
@@ -149,11 +178,16 @@ class Outbox:
             times.append(next(iter(self._waiting.values()))[1])
         return min(times, default=None)
 
+    def _blocked(self, pending: Pending) -> bool:
+        if not pending.strict:
+            return False
+        return next(iter(self._order[pending.key[1]].values())) is not pending
+
     def _attempt(self, pending: Pending, now: float) -> bytes:
         if pending.rid is not None:
             self._waiting.pop(pending.rid, None)
         if pending.attempts:
-            self.resends += 1
+            self._stats.resends += 1
         self._number += 1
         rid = pending.rid = f"r{self._number}"
         pending.attempts += 1

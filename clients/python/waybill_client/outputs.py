@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ._frames import Created, Event, Page, Receipt, Sent
-from .errors import WaybillError
-from .outbox import Key
+if TYPE_CHECKING:
+    from ._frames import Created, Event, Page, Receipt, Sent
+    from .errors import WaybillError
+    from .outbox import Key
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from .outputs import (
     Answered,
     Changed,
     Deliver,
-    Disagrees,
     Failed,
     GoAway,
     Listed,
@@ -30,6 +29,7 @@ Frame = Mapping[str, Any]
 
 
 def welcome(session: Session, frame: Frame, now: float) -> list[Output]:
+    """The server took the hello: everything unanswered leaves again."""
     session.user_id = frames.text(frame, "user_id")
     limits = frame.get("limits")
     limits = limits if isinstance(limits, Mapping) else {}
@@ -41,28 +41,26 @@ def welcome(session: Session, frame: Frame, now: float) -> list[Output]:
     writes, too_large = session.outbox.connected(frame_bytes if type(frame_bytes) is int else None, now)
     session.stats.refused += len(too_large)
     outputs: list[Output] = [Welcomed()]
-    outputs += [
-        Failed(key, errors.TooLarge(f"over {frame_bytes} bytes", field="body")) for key in too_large
-    ]
+    outputs += [Failed(key, errors.TooLarge(f"over {frame_bytes} bytes", field="body")) for key in too_large]
     outputs += [Write(data) for data in writes]
     return outputs
 
 
 def conversation(session: Session, frame: Frame, now: float) -> list[Output]:
+    """What the server knows of a conversation, and where it begins to push."""
     conversation_id = frames.text(frame, "conversation_id")
     head, cursor = frames.number(frame, "head"), frames.number(frame, "cursor")
     visible = frames.read_visible(frame)
     told = (frames.number(frame, "read_version"), frames.number(frame, "read_seq"))
-    new = conversation_id not in session.timelines
+    kind, unread = frames.text(frame, "kind"), frames.number(frame, "unread")
+    delivered_seq = frames.number(frame, "delivered_seq")
     timeline = session.timeline(conversation_id)
     first = session.first_frame(timeline)
-    timeline.kind = frames.text(frame, "kind")
-    timeline.title = frame.get("title")
-    timeline.role = frame.get("role")
-    timeline.visible = visible
-    timeline.unread = frames.number(frame, "unread")
+    new, timeline.known = not timeline.known, True
+    timeline.kind, timeline.title, timeline.role = kind, frame.get("title"), frame.get("role")
+    timeline.visible, timeline.unread = visible, unread
     timeline.updated_at = frame.get("updated_at")
-    timeline.delivered_seq = max(timeline.delivered_seq, frames.number(frame, "delivered_seq"))
+    timeline.delivered_seq = max(timeline.delivered_seq, delivered_seq)
     outputs: list[Output] = []
     if frame.get("reset"):
         outputs += session.disagrees(conversation_id)
@@ -85,8 +83,10 @@ def conversation(session: Session, frame: Frame, now: float) -> list[Output]:
 
 
 def event(session: Session, frame: Frame, now: float) -> list[Output]:
+    """One event, pushed: new, held already, or beyond something that is missing."""
     new = frames.read_event(frame)
     timeline = session.timeline(new.conversation_id)
+    timeline.known = True
     verdict = timeline.take(new)
     if verdict is Verdict.TAKEN:
         session.stats.events += 1
@@ -105,15 +105,17 @@ def event(session: Session, frame: Frame, now: float) -> list[Output]:
 
 
 def sent(session: Session, frame: Frame, now: float) -> list[Output]:
+    """A send is committed."""
     value = frames.read_sent(frame)
     key = ("send", value.conversation_id, value.client_msg_id)
     if not session.outbox.answered(key):
         session.stats.late_answers += 1
         return []
-    return [Answered(key, value)]
+    return [Answered(key, value), *(Write(data) for data in session.outbox.next_in(key[1], now))]
 
 
-def created(session: Session, frame: Frame, now: float) -> list[Output]:
+def created(session: Session, frame: Frame, _now: float) -> list[Output]:
+    """A conversation is there."""
     value = frames.read_created(frame)
     key = session.outbox.owner(frame.get("rid"))
     if key is None or key[0] != "create":
@@ -124,20 +126,23 @@ def created(session: Session, frame: Frame, now: float) -> list[Output]:
 
 
 def page(session: Session, frame: Frame, now: float) -> list[Output]:
+    """The answer to a pull: the app's own, or one that closes a gap."""
     value = frames.read_page(frame)
     rid = frame.get("rid")
-    conversation_id = session.pulls.pop(rid, None) if isinstance(rid, str) else None
-    if conversation_id is None:
+    pull = session.pulls.pop(rid, None) if isinstance(rid, str) else None
+    if pull is None:
         key = session.outbox.owner(rid)
         if key is None or key[0] != "pull":
             session.stats.late_answers += 1
             return []
         session.outbox.answered(key)
         return [Answered(key, value)]
+    conversation_id = pull[0]
     timeline = session.timeline(conversation_id)
-    timeline.pulling = False
     if value.conversation_id != conversation_id:
+        session.pull_later(timeline, now)
         raise errors.BadFrame("page of another conversation", field="conversation_id")
+    timeline.pulling = False
     taken, contradiction = timeline.take_page(value)
     session.stats.events += len(taken)
     outputs: list[Output] = [Deliver(new) for new in taken]
@@ -149,7 +154,8 @@ def page(session: Session, frame: Frame, now: float) -> list[Output]:
     return outputs
 
 
-def receipt(session: Session, frame: Frame, now: float) -> list[Output]:
+def receipt(session: Session, frame: Frame, _now: float) -> list[Output]:
+    """Marks of a member, this user included."""
     new = frames.read_receipt(frame)
     outputs: list[Output] = []
     if new.user_id == session.user_id:
@@ -162,11 +168,12 @@ def receipt(session: Session, frame: Frame, now: float) -> list[Output]:
 
 
 def error(session: Session, frame: Frame, now: float) -> list[Output]:
+    """The answer to a request that failed, or to a frame without ``rid``."""
     failure = errors.from_frame(frame)
     rid = frame.get("rid")
-    conversation_id = session.pulls.pop(rid, None) if isinstance(rid, str) else None
-    if conversation_id is not None:
-        timeline = session.timeline(conversation_id)
+    pull = session.pulls.pop(rid, None) if isinstance(rid, str) else None
+    if pull is not None:
+        timeline = session.timeline(pull[0])
         timeline.pulling = False
         if not failure.definite or isinstance(failure, errors.RateLimited):
             session.pull_later(timeline, now)
@@ -184,24 +191,28 @@ def error(session: Session, frame: Frame, now: float) -> list[Output]:
     if final is None:
         return []
     session.stats.refused += 1
-    return [Failed(key, final)]
+    return [Failed(key, final), *(Write(data) for data in session.outbox.next_in(key[1], now))]
 
 
-def listed(session: Session, frame: Frame, now: float) -> list[Output]:
+def listed(_session: Session, _frame: Frame, _now: float) -> list[Output]:
+    """The listing is complete."""
     return [Listed()]
 
 
-def expiring(session: Session, frame: Frame, now: float) -> list[Output]:
+def expiring(_session: Session, frame: Frame, _now: float) -> list[Output]:
+    """The token nears its end."""
     in_s = frame.get("in_s")
     return [TokenWanted(float(in_s) if isinstance(in_s, int | float) else 0.0)]
 
 
-def reconnect(session: Session, frame: Frame, now: float) -> list[Output]:
+def reconnect(_session: Session, frame: Frame, _now: float) -> list[Output]:
+    """The server wants this connection gone."""
     after_ms = frames.number(frame, "after_ms")
     return [GoAway(max(0, after_ms) / 1000, str(frame.get("reason", "")))]
 
 
-def ignored(session: Session, frame: Frame, now: float) -> list[Output]:
+def ignored(_session: Session, _frame: Frame, _now: float) -> list[Output]:
+    """A frame that this SDK does nothing with."""
     return []
 
 

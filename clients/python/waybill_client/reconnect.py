@@ -6,9 +6,12 @@ refused on this side once the limit is known.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from .errors import BadHello, Closed, NotAllowed, Replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CAP_S = 30.0
 BASE_S = 0.5

@@ -6,9 +6,8 @@ to do it. Times are seconds of any one monotonic clock. What each frame means is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._frames import encode
 from .acks import Acks
@@ -17,8 +16,12 @@ from .outbox import Key, Outbox
 from .outputs import Changed, Disagrees, Output, Rewound, Write
 from .receiving import HANDLERS
 from .stats import Stats
-from .store import Outgoing, Saved
 from .timeline import Receipts, Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from .store import Outgoing, Saved
 
 MAX_CURSORS = 10_000
 MAX_CURSORS_WITH_IDS = 5_000
@@ -28,8 +31,11 @@ PULL_RETRY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``sync`` is ``full`` or ``live``. Acks wait for ``ack_delay_s`` seconds or ``ack_events`` events, whichever
-    comes first. A request without an answer for ``answer_timeout_s`` seconds is asked again."""
+    """How a session behaves.
+
+    ``sync`` is ``full`` or ``live``. Acks wait for ``ack_delay_s`` seconds or ``ack_events`` events, whichever comes
+    first. A request without an answer for ``answer_timeout_s`` seconds is asked again.
+    """
 
     client: str = "waybill-client"
     sync: str = "full"
@@ -51,9 +57,9 @@ class Session:
         self.stats = stats if stats is not None else Stats()
         self.timelines: dict[str, Timeline] = {}
         self.receipts = Receipts()
-        self.outbox = Outbox(random, settings.answer_timeout_s)
+        self.outbox = Outbox(random, settings.answer_timeout_s, self.stats)
         self.acks = Acks(settings.ack_delay_s, settings.ack_events)
-        self.pulls: dict[str, str] = {}
+        self.pulls: dict[str, tuple[str, float]] = {}
         self.pull_again: dict[str, float] = {}
         self.user_id: str | None = None
         self.window = 256
@@ -65,6 +71,7 @@ class Session:
         """Take over what an earlier process of this device left in its store."""
         for one in saved:
             timeline = self.timelines[one.conversation_id] = Timeline(one.conversation_id)
+            timeline.known = True
             timeline.cursor = timeline.head = one.last_pulled_seq
             timeline.mark = (one.read_version, one.read_seq)
             if one.acked_seq < one.last_pulled_seq and not self.settings.auto_ack:
@@ -72,7 +79,7 @@ class Session:
             if one.event_id is not None:
                 timeline.ids[one.last_pulled_seq] = one.event_id
         for message in outgoing:
-            self.outbox.add(message.key, message.fields(), now)
+            self.outbox.add(message.key, message.fields(), now, strict=message.strict)
 
     def hello(self, token: str) -> dict[str, Any]:
         """Return the frame that begins a connection; what was under way on the last one is over."""
@@ -112,7 +119,8 @@ class Session:
 
     def receive(self, frame: Mapping[str, Any], now: float) -> list[Output]:
         """Take one frame. One that can't be read changes nothing and is counted."""
-        handler = HANDLERS.get(frame.get("t", ""))
+        kind = frame.get("t")
+        handler = HANDLERS.get(kind) if isinstance(kind, str) else None
         if handler is None:
             self.stats.unknown_frames += 1
             return []
@@ -122,9 +130,9 @@ class Session:
             self.stats.bad_frames += 1
             return []
 
-    def request(self, key: Key, fields: bytes, now: float) -> list[Output]:
-        """Begin a request. Raises ``TooLarge``."""
-        data = self.outbox.add(key, fields, now)
+    def request(self, key: Key, fields: bytes, now: float, *, strict: bool = False) -> list[Output]:
+        """Begin a request that ``outbox.check`` let pass; ``strict`` waits for the earlier ones of its conversation."""
+        data = self.outbox.add(key, fields, now, strict=strict)
         return [] if data is None else [Write(data)]
 
     def stored(self, conversation_id: str, seqs: Collection[int], now: float) -> list[Output]:
@@ -182,8 +190,10 @@ class Session:
     def tick(self, now: float) -> list[Output]:
         """Return what time alone has made due."""
         outputs: list[Output] = [Write(data) for data in self.outbox.due(now)]
-        self.stats.resends = self.outbox.resends
         outputs += self.acks_if_due(now)
+        for rid in [one for one, (_, until) in self.pulls.items() if until <= now]:
+            conversation_id, _ = self.pulls.pop(rid)
+            self.pull_later(self.timelines[conversation_id], now - PULL_RETRY_S)
         for conversation_id in [one for one, at in self.pull_again.items() if at <= now]:
             del self.pull_again[conversation_id]
             outputs += self.pull(self.timelines[conversation_id], now)
@@ -194,6 +204,7 @@ class Session:
         if not self.outbox.online:
             return None
         times = [self.outbox.next_at(), self.acks.due_at(), *self.pull_again.values()]
+        times += [until for _, until in self.pulls.values()]
         return min((at for at in times if at is not None), default=None)
 
     def flush_acks(self) -> list[Output]:
@@ -216,6 +227,7 @@ class Session:
         return first
 
     def acks_if_due(self, now: float) -> list[Output]:
+        """Return the acks if they have waited long enough, or are many."""
         due = self.acks.due_at()
         return self.flush_acks() if due is not None and due <= now else []
 
@@ -231,9 +243,10 @@ class Session:
         if timeline.pulling or timeline.conversation_id in self.pull_again or not self.outbox.online:
             return []
         timeline.pulling = True
+        timeline.pulled_after = timeline.cursor
         self._pull_number += 1
         rid = f"p{self._pull_number}"
-        self.pulls[rid] = timeline.conversation_id
+        self.pulls[rid] = (timeline.conversation_id, now + self.settings.answer_timeout_s)
         pull = {
             "t": "pull",
             "rid": rid,
@@ -245,6 +258,7 @@ class Session:
 
     def pull_later(self, timeline: Timeline, now: float) -> None:
         """Pull again after a while."""
+        timeline.pulling = False
         self.pull_again[timeline.conversation_id] = now + PULL_RETRY_S
 
     def mark_frame(self, timeline: Timeline, told: int) -> list[Output]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from enum import Enum, auto
 
 from ._frames import Conversation, Event, Page, Receipt, Span
@@ -49,7 +50,9 @@ class Timeline:
         self.unacked = Ranges()
         self.to_ack = Ranges()
         self.ahead: dict[int, Event] = {}
+        self.known = False
         self.pulling = False
+        self.pulled_after = 0
         self.pull_to = 0
         self.hello_cursor: int | None = None
         self.listed_in = 0
@@ -114,7 +117,7 @@ class Timeline:
         if page.next > self.cursor:
             self.cursor = min(page.next, self.head)
         # A page that brings nothing, though something is known to lie ahead, must not be asked for for ever.
-        stuck = page.complete and not page.events
+        stuck = self.cursor == self.pulled_after
         for seq in sorted(self.ahead):
             if seq > self.cursor + 1 and self.sees_any(self.cursor + 1, seq - 1) and not stuck:
                 break
@@ -125,7 +128,7 @@ class Timeline:
             if seq > self.cursor:
                 self._hold(event)
                 taken.append(event)
-        if page.complete:
+        if page.complete or stuck:
             self.pull_to = min(self.pull_to, self.cursor)
         return taken, None
 
@@ -201,3 +204,20 @@ class Receipts:
         return self._held.get((conversation_id, user_id))
 
 
+class Conversations(Mapping[str, Conversation]):
+    """A live, read-only view of the conversations among a session's timelines."""
+
+    def __init__(self, timelines: Mapping[str, Timeline]) -> None:
+        self._timelines = timelines
+
+    def __getitem__(self, conversation_id: str) -> Conversation:
+        timeline = self._timelines[conversation_id]
+        if not timeline.known:
+            raise KeyError(conversation_id)
+        return timeline.view()
+
+    def __iter__(self) -> Iterator[str]:
+        return (one for one, timeline in list(self._timelines.items()) if timeline.known)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

@@ -1,0 +1,3 @@
+"""The version of this SDK, as told to the server."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,54 @@
+"""The console's public port: a page, and the API behind it. Every call but the page itself needs an admin's token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse
+
+from services.console.health import Health, look
+from shared.auth import bearer
+from shared.errors import ForbiddenError, WaybillError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import aiohttp
+
+    from shared.auth import Verifier
+
+_PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
+_HEADERS = {
+    # The page carries its own script and style; it may load nothing else, and talk to its own origin only.
+    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def public_app(verifier: Verifier, session: aiohttp.ClientSession, services: Mapping[str, str]) -> FastAPI:
+    """The app. ``services``: private base addresses by name."""
+    app = FastAPI(title="Waybill console", docs_url="/docs", redoc_url=None)
+
+    async def admin(request: Request) -> None:
+        claims = await verifier.verify(bearer(request.headers.get("authorization")))
+        if claims.scope != "admin":
+            raise ForbiddenError("the console needs a token of the scope admin")
+
+    @app.exception_handler(WaybillError)
+    async def problem(_: Request, error: WaybillError) -> JSONResponse:
+        body = {"type": "about:blank", "title": error.message, "status": error.status, **error.as_dict()}
+        return JSONResponse(body, error.status, media_type="application/problem+json")
+
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def page() -> HTMLResponse:
+        return HTMLResponse(_PAGE, headers=_HEADERS)
+
+    @app.get("/api/health")
+    async def health(_: Annotated[None, Depends(admin)]) -> Health:
+        return await look(session, services)
+
+    return app

@@ -1,0 +1,183 @@
+"""Acks and read marks on their way to Kafka. What a device acked stays here until Kafka has confirmed it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
+from aiokafka.errors import KafkaError
+
+from services.gateway.metrics import ACKS_WAITING
+from shared.clock import Backoff
+from shared.contracts.frames import MAX_RANGES
+from shared.kafka import partition_of, producer
+from shared.logging import logger
+from shared.metrics import LOOP_ERRORS
+from shared.ranges import EMPTY, RangeSet
+
+if TYPE_CHECKING:
+    from aiokafka import AIOKafkaProducer
+
+    from shared.ranges import Pair
+
+_LOOP = LOOP_ERRORS.labels("acks")
+_PRODUCE_S = 15.0
+_CLOSE_S = 2.0
+_MOST_PER_FLUSH = 2_000
+
+
+class Device(NamedTuple):
+    """Whose ack it is."""
+
+    conversation_id: str
+    user_id: str
+    device_id: str
+
+
+class Mark(NamedTuple):
+    """A read mark that a device proposes."""
+
+    device: Device
+    kind: Literal["read", "unread"]
+    seq: int
+    version: int
+
+
+class Waiting:
+    """What has not been confirmed: per device the union of its acked ranges, and all marks in order. Pure."""
+
+    def __init__(self) -> None:
+        self.held: dict[Device, RangeSet] = {}
+        self.marks: list[Mark] = []
+
+    def __len__(self) -> int:
+        return len(self.held) + len(self.marks)
+
+    def hold(self, device: Device, ranges: RangeSet) -> None:
+        """Add what a device stores."""
+        self.held[device] = self.held.get(device, EMPTY) | ranges
+
+    def take(self, most: int) -> Waiting:
+        """Take about ``most`` of them out, in order."""
+        taken = Waiting()
+        for device in list(self.held)[:most]:
+            taken.held[device] = self.held.pop(device)
+        taken.marks, self.marks = self.marks[:most], self.marks[most:]
+        return taken
+
+    def put_back(self, taken: Waiting) -> None:
+        """Put back what was taken and not confirmed: a repeat changes no mark, so more than was lost may go again."""
+        for device, ranges in taken.held.items():
+            self.hold(device, ranges)
+        self.marks = taken.marks + self.marks
+
+    def records(self) -> list[tuple[str, dict[str, object]]]:
+        """The records of the acks topic as (key, value without its time)."""
+        out: list[tuple[str, dict[str, object]]] = []
+        for device, ranges in self.held.items():
+            pairs: list[Pair] = list(ranges)
+            for start in range(0, len(pairs), MAX_RANGES):
+                some = pairs[start : start + MAX_RANGES]
+                out.append((device.conversation_id, {**device._asdict(), "kind": "delivered", "ranges": some}))
+        for mark in self.marks:
+            value = {**mark.device._asdict(), "kind": mark.kind, "seq": mark.seq, "version": mark.version}
+            out.append((mark.device.conversation_id, value))
+        return out
+
+
+class Acks:
+    """Writes acks to Kafka in the background; never blocks a session."""
+
+    def __init__(self, bootstrap: str, topic: str, *, flush_s: float, client_id: str) -> None:
+        self._bootstrap = bootstrap
+        self._topic = topic
+        self._flush_s = flush_s
+        self._client_id = client_id
+        self._waiting = Waiting()
+        self._in_flight = 0
+        self._flushed = asyncio.Event()
+        self._some = asyncio.Event()
+
+    def hold(self, device: Device, ranges: RangeSet) -> None:
+        """A device stores these."""
+        if ranges:
+            self._waiting.hold(device, ranges)
+            self._some.set()
+
+    def mark(self, mark: Mark) -> None:
+        """A device proposes a read mark."""
+        self._waiting.marks.append(mark)
+        self._some.set()
+
+    async def run(self) -> None:
+        """Flush until cancelled. After a failure everything unconfirmed goes out again, with a new producer."""
+        backoff = Backoff()
+        while True:
+            made = producer(self._bootstrap, client_id=self._client_id, idempotent=False)
+            try:
+                await made.start()
+                while True:
+                    await self._some.wait()
+                    await asyncio.sleep(self._flush_s)
+                    await self._flush(made)
+                    backoff.reset()
+            except (KafkaError, OSError, TimeoutError) as error:
+                _LOOP.inc()
+                logger(__name__).warning(
+                    "acks wait: Kafka is away", error=type(error).__name__, waiting=len(self._waiting)
+                )
+                await asyncio.sleep(backoff.next())
+            finally:
+                await _close(made)
+
+    async def drained(self, timeout_s: float) -> bool:
+        """Wait until all is confirmed; False if it takes longer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while len(self._waiting) + self._in_flight:
+                    self._flushed.clear()
+                    await self._flushed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _flush(self, made: AIOKafkaProducer) -> None:
+        self._some.clear()
+        while len(self._waiting):
+            taken = self._waiting.take(_MOST_PER_FLUSH)
+            self._in_flight = len(taken)
+            try:
+                async with asyncio.timeout(_PRODUCE_S):
+                    await self._produce(made, taken)
+            except BaseException:
+                self._waiting.put_back(taken)
+                self._some.set()
+                raise
+            finally:
+                self._in_flight = 0
+                ACKS_WAITING.set(len(self._waiting))
+        self._flushed.set()
+
+    async def _produce(self, made: AIOKafkaProducer, taken: Waiting) -> None:
+        at = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        confirmations = [
+            await made.send(
+                self._topic,
+                msgspec.json.encode({**value, "at": at}),
+                key=key.encode(),
+                partition=partition_of(key),
+            )
+            for key, value in taken.records()
+        ]
+        for outcome in await asyncio.gather(*confirmations, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+
+async def _close(made: AIOKafkaProducer) -> None:
+    with contextlib.suppress(KafkaError, OSError, TimeoutError):
+        async with asyncio.timeout(_CLOSE_S):
+            await made.stop()

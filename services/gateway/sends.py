@@ -1,0 +1,271 @@
+"""Sends of all sessions, forwarded to ingest in batches over HTTP.
+
+Order: a batch holds whole runs of a (sender, conversation), and no other batch in flight holds the same one, so that
+one connection's sends to a conversation commit in the order in which they came, as long as each succeeds at first try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import aiohttp
+import msgspec
+
+from services.gateway.metrics import SENDS_WAITING
+from shared.auth import mint
+from shared.errors import InternalError, TimedOutError, UnavailableError, WaybillError, from_code
+from shared.logging import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shared.contracts.frames import Create, Send
+
+_BATCH = 500
+_AT_ONCE = 8
+_TOKEN_S = 300
+_RETRY_MS = 1000
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """A written event, as ingest tells it."""
+
+    event_id: str
+    seq: int
+    created_at: str
+    duplicate: bool
+
+
+class _Error(msgspec.Struct, frozen=True):
+    code: str
+    message: str = ""
+    field: str | None = None
+    retry_after_ms: int | None = None
+
+    def raised(self) -> WaybillError:
+        return from_code(self.code, self.message, field=self.field, retry_after_ms=self.retry_after_ms)
+
+
+class _Result(msgspec.Struct, frozen=True):
+    status: int
+    event: Committed | None = None
+    error: _Error | None = None
+
+
+class _Results(msgspec.Struct, frozen=True):
+    results: list[_Result]
+
+
+class Created(msgspec.Struct, frozen=True):
+    """A conversation, as ingest tells it."""
+
+    conversation_id: str
+    existing: bool
+
+
+_RESULTS = msgspec.json.Decoder(_Results)
+_CREATED = msgspec.json.Decoder(Created)
+_PROBLEM = msgspec.json.Decoder(_Error)
+
+Outcome = Committed | WaybillError
+Key = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Pending:
+    """A send that waits for ingest. ``answer`` is called once."""
+
+    sender_id: str
+    send: Send
+    answer: Callable[[Outcome], None]
+    deadline: float
+
+    def item(self) -> dict[str, object]:
+        """The item of `POST /v1/events`."""
+        send = self.send
+        out: dict[str, object] = {
+            "conversation_id": send.conversation_id,
+            "sender_id": self.sender_id,
+            "client_msg_id": send.client_msg_id,
+            "type": send.type,
+        }
+        if bytes(send.body):
+            out["body"] = send.body
+        if send.target_seq is not None:
+            out["target_seq"] = send.target_seq
+        if send.traceparent is not None:
+            out["traceparent"] = send.traceparent
+        return out
+
+
+@dataclass(slots=True)
+class Runs:
+    """Sends in runs of (sender, conversation); a key that is in flight gives nothing out. Pure."""
+
+    waiting: dict[Key, deque[Pending]] = field(default_factory=dict)
+    ready: dict[Key, None] = field(default_factory=dict)
+    in_flight: set[Key] = field(default_factory=set)
+    size: int = 0
+
+    def add(self, key: Key, pending: Pending) -> None:
+        """One more, behind the others of its key."""
+        self.waiting.setdefault(key, deque()).append(pending)
+        self.size += 1
+        if key not in self.in_flight:
+            self.ready[key] = None
+
+    def take(self, most: int) -> dict[Key, list[Pending]]:
+        """A batch of at most ``most``, keys in turn; its keys are in flight until `done`."""
+        batch: dict[Key, list[Pending]] = {}
+        left = most
+        while self.ready and left > 0:
+            key = next(iter(self.ready))
+            del self.ready[key]
+            queue = self.waiting[key]
+            run = [queue.popleft() for _ in range(min(left, len(queue)))]
+            if not queue:
+                del self.waiting[key]
+            self.in_flight.add(key)
+            batch[key] = run
+            left -= len(run)
+        self.size -= most - left
+        return batch
+
+    def done(self, batch: dict[Key, list[Pending]]) -> None:
+        """The batch has its answer."""
+        for key in batch:
+            self.in_flight.discard(key)
+            if key in self.waiting:
+                self.ready[key] = None
+
+
+class Sends:
+    """Forwards sends and creates to ingest under the scope `gateway`; each item has the rights of its user."""
+
+    def __init__(self, ingest_url: str, secret: str, *, timeout_s: float, most: int) -> None:
+        self._url = ingest_url.rstrip("/")
+        self._secret = secret
+        self._timeout_s = timeout_s
+        self._most = most
+        self._runs = Runs()
+        self._some = asyncio.Event()
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._token = ""
+        self._token_until = 0.0
+        self._http: aiohttp.ClientSession | None = None
+
+    def submit(self, sender_id: str, send: Send, answer: Callable[[Outcome], None]) -> None:
+        """Queue a send; ``answer`` gets what ingest said, or why that is not known.
+
+        Raises `UnavailableError` if too many wait.
+        """
+        if self._runs.size >= self._most:
+            raise UnavailableError("too many sends wait", retry_after_ms=_RETRY_MS)
+        pending = Pending(sender_id, send, answer, time.monotonic() + self._timeout_s)
+        self._runs.add((sender_id, send.conversation_id.lower()), pending)
+        SENDS_WAITING.set(self._runs.size)
+        self._some.set()
+
+    async def create(self, creator_id: str, create: Create) -> Created:
+        """Make a conversation. Raises what ingest answers, `TimedOutError` or `UnavailableError`."""
+        body: dict[str, object] = {
+            "kind": create.kind,
+            "members": create.members,
+            "creator_id": creator_id,
+            "history": create.history,
+        }
+        if create.title is not None:
+            body["title"] = create.title
+        if create.conversation_id is not None:
+            body["conversation_id"] = create.conversation_id
+        return _CREATED.decode(await self._post("/v1/conversations", body))
+
+    async def run(self) -> None:
+        """Forward until cancelled; what waits then is answered `unavailable`."""
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        connector = aiohttp.TCPConnector(limit=_AT_ONCE * 2)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as self._http:
+            try:
+                async with asyncio.TaskGroup() as batches:
+                    while True:
+                        await self._some.wait()
+                        self._some.clear()
+                        while self._runs.ready:
+                            await self._turns.acquire()
+                            batch = self._runs.take(_BATCH)
+                            batches.create_task(self._forward(batch))
+            finally:
+                while self._runs.size:
+                    self._runs.ready.update(dict.fromkeys(self._runs.waiting))
+                    _answer_all(
+                        self._runs.take(_BATCH), UnavailableError("the gateway stops", retry_after_ms=_RETRY_MS)
+                    )
+
+    async def _forward(self, batch: dict[Key, list[Pending]]) -> None:
+        try:
+            now = time.monotonic()
+            for run in batch.values():
+                while run and run[0].deadline < now:
+                    run.pop(0).answer(TimedOutError("no answer in time"))
+            items = [pending for run in batch.values() for pending in run]
+            if not items:
+                return
+            try:
+                answer = await self._post("/v1/events", {"events": [pending.item() for pending in items]})
+                results = _RESULTS.decode(answer).results
+                if len(results) != len(items):
+                    raise InternalError("ingest answered another number of results")
+            except WaybillError as error:
+                _answer_all(batch, error)
+            except msgspec.MsgspecError:
+                logger(__name__).exception("ingest's answer cannot be read")
+                _answer_all(batch, InternalError("the answer cannot be read"))
+            else:
+                for pending, result in zip(items, results, strict=True):
+                    pending.answer(_outcome(result))
+        finally:
+            self._turns.release()
+            self._runs.done(batch)
+            SENDS_WAITING.set(self._runs.size)
+            self._some.set()
+
+    async def _post(self, path: str, body: dict[str, object]) -> bytes:
+        if self._http is None:
+            raise UnavailableError("the gateway starts", retry_after_ms=_RETRY_MS)
+        headers = {"Authorization": f"Bearer {self._bearer()}", "Content-Type": "application/json"}
+        try:
+            async with self._http.post(self._url + path, data=msgspec.json.encode(body), headers=headers) as answer:
+                text = await answer.read()
+        except TimeoutError:
+            raise TimedOutError("no answer in time") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise UnavailableError("ingest is away", retry_after_ms=_RETRY_MS) from error
+        if answer.status in (200, 201):
+            return text
+        try:
+            raise _PROBLEM.decode(text).raised()
+        except msgspec.MsgspecError:
+            raise UnavailableError(f"ingest answered {answer.status}", retry_after_ms=_RETRY_MS) from None
+
+    def _bearer(self) -> str:
+        now = time.monotonic()
+        if now >= self._token_until:
+            self._token = mint(self._secret, "gateway", scope="gateway", ttl_s=_TOKEN_S)
+            self._token_until = now + _TOKEN_S / 2
+        return self._token
+
+
+def _outcome(result: _Result) -> Outcome:
+    if result.event is not None:
+        return result.event
+    return result.error.raised() if result.error is not None else InternalError("an empty result")
+
+
+def _answer_all(batch: dict[Key, list[Pending]], error: WaybillError) -> None:
+    for run in batch.values():
+        for pending in run:
+            pending.answer(error)

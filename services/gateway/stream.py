@@ -1,0 +1,123 @@
+"""All partitions of events and receipts, read from the end without a consumer group.
+
+No group means no rebalance: every gateway reads everything, and a record of a conversation without a local session
+costs a look-up. Nothing is missed by starting at the end: positions are fixed before any session reads a head.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiokafka.errors import KafkaError
+
+from shared.clock import Backoff
+from shared.dead_letter import bury
+from shared.kafka import header, partitions, producer, reader
+from shared.logging import logger
+from shared.metrics import LOOP_ERRORS
+
+if TYPE_CHECKING:
+    from aiokafka import AIOKafkaConsumer
+
+    from services.gateway.fanout import Fanout
+    from shared.kafka import Consumed, Topics
+
+_LOOP = LOOP_ERRORS.labels("stream")
+_POLL_MS = 1_000
+_MOST = 2_000
+_START_S = 30.0
+_STOP_S = 3.0
+_BURY_S = 10.0
+_AWAY = (KafkaError, OSError, TimeoutError)
+
+
+class Stream:
+    """Reads Kafka into the fan-out. ``started`` is set once all positions are fixed for the first time."""
+
+    def __init__(self, bootstrap: str, topics: Topics, fanout: Fanout, *, client_id: str) -> None:
+        self._bootstrap = bootstrap
+        self._topics = topics
+        self._fanout = fanout
+        self._client_id = client_id
+        self.started = asyncio.Event()
+        self.away: str | None = "starting"
+
+    async def run(self) -> None:
+        """Read until cancelled. A consumer that fails is replaced by one at the end; then all feeds are compared once."""
+        backoff = Backoff()
+        while True:
+            consumer = reader(self._bootstrap, client_id=self._client_id)
+            try:
+                await self._fix_positions(consumer)
+                backoff.reset()
+                if self.started.is_set():
+                    self._fanout.recheck()
+                self.started.set()
+                self.away = None
+                while True:
+                    await self._read(consumer)
+            except _AWAY as error:
+                _LOOP.inc()
+                self.away = type(error).__name__
+                logger(__name__).warning("Kafka cannot be read", error=self.away)
+                await asyncio.sleep(backoff.next())
+            finally:
+                with contextlib.suppress(*_AWAY):
+                    async with asyncio.timeout(_STOP_S):
+                        await consumer.stop()
+
+    async def _fix_positions(self, consumer: AIOKafkaConsumer) -> None:
+        async with asyncio.timeout(_START_S):
+            await consumer.start()
+            every = partitions((self._topics.events, self._topics.receipts))
+            consumer.assign(every)
+            await consumer.seek_to_end(*every)
+            for partition in every:
+                await consumer.position(partition)
+
+    async def _read(self, consumer: AIOKafkaConsumer) -> None:
+        batches = await consumer.getmany(timeout_ms=_POLL_MS, max_records=_MOST)
+        for records in batches.values():
+            for record in records:
+                error = self._handle(record)
+                if error is not None:
+                    await self._bury(record, error)
+            await asyncio.sleep(0)
+
+    def _handle(self, record: Consumed) -> str | None:
+        """Hand a record on; returns what is wrong with it if it cannot be read."""
+        try:
+            key = (record.key or b"").decode()
+            type_ = header(record.headers, "ce_type") or ""
+            if not self._fanout.wants(key, type_):
+                return None
+            value = record.value or b""
+            if not (value.startswith(b'{"t":"') and value.endswith(b"}")):
+                return "not a frame"
+            if record.topic == self._topics.receipts:
+                self._fanout.receipt(key, value)
+                return None
+            seq = int(header(record.headers, "seq") or "")
+            if seq < 1:
+                return "seq is below 1"
+            self._fanout.event(key, seq, type_, value, record.timestamp / 1000)
+        except (ValueError, msgspec.MsgspecError) as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    async def _bury(self, record: Consumed, error: str) -> None:
+        logger(__name__).error("a record cannot be read", topic=record.topic, offset=record.offset, error=error)
+        made = producer(self._bootstrap, client_id=self._client_id, idempotent=False)
+        try:
+            async with asyncio.timeout(_BURY_S):
+                await made.start()
+                await bury(made, self._topics.dead, record, error)
+        except _AWAY as away:
+            logger(__name__).error("it could not be kept as a dead letter", error=type(away).__name__)
+        finally:
+            with contextlib.suppress(*_AWAY):
+                async with asyncio.timeout(_STOP_S):
+                    await made.stop()

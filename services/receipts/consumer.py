@@ -1,0 +1,270 @@
+"""Acks from Kafka into the store, a batch at a time, with offsets that live in the store.
+
+Kafka's group only says which process should read which partition. Where to read from, and who may apply, is decided
+by the stored offsets: `apply_acks` moves them together with the marks, or does nothing if somebody else has moved them.
+So a batch is applied once, whatever dies when, and two processes that both believe to own a partition cannot both win.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import asyncpg
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import IllegalStateError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
+
+from services.receipts import metrics
+from services.receipts.assignment import Assignment
+from services.receipts.batch import Batch, PositionLostError, batches
+from services.receipts.breaker import Breaker, BreakerTrippedError
+from services.receipts.fold import fold
+from services.receipts.records import parse
+from services.receipts.store import OffsetsMovedError
+from shared.clock import Backoff
+from shared.errors import BadRequestError
+from shared.kafka import cluster_id, reader
+from shared.logging import logger
+from shared.metrics import LOOP_ERRORS
+from shared.postgres import RETRIABLE
+
+if TYPE_CHECKING:
+    from services.receipts.fold import Changes
+    from services.receipts.graves import Graves
+    from services.receipts.records import Ack
+    from services.receipts.settings import ReceiptsSettings
+    from services.receipts.store import Store
+    from shared.kafka import Consumed
+
+_POLL_MS = 500
+_POLL_S = 30.0
+_START_S = 30.0
+_CLOSE_S = 3.0
+_AWAY = (KafkaError, OSError, TimeoutError)
+_STORE_AWAY: tuple[type[BaseException], ...] = (*RETRIABLE, asyncpg.PostgresError)
+"""Errors that hold a batch. Those that do not pass by themselves hold it too: an ack is never skipped."""
+
+for _loop in ("kafka", "place", "apply", "bury"):
+    LOOP_ERRORS.labels(_loop)
+
+
+class AckConsumer:
+    """Reads one topic of acks as a member of a group."""
+
+    def __init__(self, settings: ReceiptsSettings, topic: str, group: str, store: Store, graves: Graves) -> None:
+        self._settings = settings
+        self._topic = topic
+        self._group = group
+        self._store = store
+        self._graves = graves
+        self._breaker = Breaker(
+            share=settings.receipts_breaker_share,
+            least=settings.receipts_breaker_least,
+            window=settings.receipts_breaker_window,
+        )
+        self._log = logger(__name__)
+        self._kafka: AIOKafkaConsumer | None = None
+        self._assignment = Assignment()
+        self.stopped: str | None = None
+        """Why no more is read until somebody has looked at it; None while all is well."""
+
+    async def run(self) -> None:
+        """Read until cancelled, or until too many records cannot be read; then leave the group, and say so."""
+        backoff = Backoff()
+        try:
+            while True:
+                try:
+                    await self._as_member(backoff)
+                except _AWAY as error:
+                    LOOP_ERRORS.labels("kafka").inc()
+                    self._log.warning("acks wait: Kafka is away", error=repr(error))
+                    await asyncio.sleep(backoff.next())
+        except BreakerTrippedError as error:
+            self.stopped = str(error)
+            metrics.STOPPED.set(1)
+            self._log.error("acks are not read any more: too many of them cannot be read", reason=self.stopped)
+        finally:
+            await self._graves.close()
+
+    async def kafka_problem(self) -> str | None:
+        """None if Kafka answers."""
+        if self._kafka is None:
+            return "not connected"
+        await self._kafka.end_offsets([TopicPartition(self._topic, 0)])
+        return None
+
+    def assignment_problem(self) -> str | None:
+        """None if the group has given this process its partitions (maybe none) and each stands at its stored offset."""
+        return None if self._assignment.placed else "no partitions yet"
+
+    async def _as_member(self, backoff: Backoff) -> None:
+        kafka = reader(self._settings.kafka_bootstrap, client_id="waybill-receipts", group=self._group)
+        self._assignment = Assignment()
+        try:
+            async with asyncio.timeout(_START_S):
+                await kafka.start()
+            kafka.subscribe([self._topic], listener=self._assignment)
+            self._kafka = kafka
+            while True:
+                if not self._assignment.placed and self._assignment.partitions is not None:
+                    await self._place(kafka, self._assignment.partitions)
+                await self._step(kafka)
+                backoff.reset()
+        finally:
+            self._kafka = None
+            self._assignment.on_partitions_revoked(())
+            metrics.PARTITIONS.set(0)
+            await _close(kafka)
+
+    async def _place(self, kafka: AIOKafkaConsumer, partitions: frozenset[int]) -> None:
+        """Seek every partition to its stored offset, whatever Kafka's group has kept."""
+        backoff = Backoff()
+        generation = self._assignment.generation
+        topic_partitions = [TopicPartition(self._topic, p) for p in sorted(partitions)]
+        while self._assignment.generation == generation:
+            try:
+                # Read each time: an emptied Kafka comes back as another cluster, where our offsets mean nothing.
+                cluster = await cluster_id(self._settings.kafka_bootstrap)
+                stored = await self._store.stored(cluster, sorted(partitions))
+                begin = await kafka.beginning_offsets(topic_partitions)
+                end = await kafka.end_offsets(topic_partitions)
+                positions = await self._store.place(
+                    cluster,
+                    stored,
+                    {tp.partition: at for tp, at in begin.items()},
+                    {tp.partition: at for tp, at in end.items()},
+                )
+            except (*_AWAY, *_STORE_AWAY) as error:
+                LOOP_ERRORS.labels("place").inc()
+                self._log.warning("acks wait: the stored offsets cannot be read", error=repr(error))
+                await asyncio.sleep(backoff.next())
+                continue
+            if self._assignment.generation != generation or positions.keys() != partitions:
+                return
+            with contextlib.suppress(IllegalStateError):
+                for partition, offset in positions.items():
+                    kafka.seek(TopicPartition(self._topic, partition), offset)
+                self._assignment.place(cluster, positions)
+                metrics.PARTITIONS.set(len(partitions))
+                self._log.info("reading acks", partitions=len(partitions), cluster=cluster)
+            return
+
+    async def _step(self, kafka: AIOKafkaConsumer) -> None:
+        """Fetch what is there and apply it."""
+        try:
+            fetched = await self._gather(kafka)
+            if not self._assignment.placed:
+                return
+            for batch in batches(fetched, self._assignment.next, max_bytes=self._settings.receipts_batch_bytes):
+                if not await self._apply(batch):
+                    self._assignment.lose()
+                    return
+        except (OffsetOutOfRangeError, NoOffsetForPartitionError, PositionLostError) as error:
+            self._log.info("reading the stored offsets again", reason=repr(error))
+            self._assignment.lose()
+            return
+        self._show_lag(kafka, idle=not fetched)
+
+    async def _gather(self, kafka: AIOKafkaConsumer) -> dict[int, list[Consumed]]:
+        """Records by partition: what comes within a few milliseconds of the first one, at most a batch."""
+        fetched: dict[int, list[Consumed]] = {}
+        left, wait_ms, deadline = self._settings.receipts_batch_records, _POLL_MS, 0.0
+        while left > 0 and wait_ms >= 0:
+            async with asyncio.timeout(_POLL_S):
+                some = await kafka.getmany(timeout_ms=wait_ms, max_records=left)
+            for topic_partition, records in some.items():
+                fetched.setdefault(topic_partition.partition, []).extend(records)
+                left -= len(records)
+            if not fetched:
+                break
+            deadline = deadline or time.monotonic() + self._settings.receipts_batch_ms / 1000
+            wait_ms = int((deadline - time.monotonic()) * 1000)
+            if wait_ms <= 0:
+                break
+        return fetched
+
+    async def _apply(self, batch: Batch) -> bool:
+        """Apply one batch; False if it is not ours to apply, or not known to be."""
+        began, generation = time.monotonic(), self._assignment.generation
+        acks, bad = _parsed(batch.records)
+        self._breaker.judge(len(batch.records), len(bad))
+        for record, error in bad:
+            if not await self._bury(record, error, generation):
+                return False
+        metrics.LAG_SECONDS.set(max(0.0, time.time() - min(r.timestamp for r in batch.records) / 1000))
+        if not await self._commit(batch, fold(acks), generation):
+            return False
+        metrics.BATCH_RECORDS.observe(len(batch.records))
+        metrics.BATCH_SECONDS.observe(time.monotonic() - began)
+        return True
+
+    async def _bury(self, record: Consumed, error: str, generation: int) -> bool:
+        backoff = Backoff()
+        while self._assignment.generation == generation:
+            try:
+                await self._graves.bury(record, error)
+            except _AWAY as problem:
+                LOOP_ERRORS.labels("bury").inc()
+                self._log.warning("acks wait: a bad record cannot be put away", error=repr(problem))
+                await asyncio.sleep(backoff.next())
+            else:
+                self._log.warning(
+                    "a bad record was put away", partition=record.partition, offset=record.offset, error=error
+                )
+                return True
+        return False
+
+    async def _commit(self, batch: Batch, changes: Changes, generation: int) -> bool:
+        """Apply changes and offsets, again and again while the store is away; False once another process has them."""
+        backoff = Backoff()
+        while self._assignment.generation == generation:
+            try:
+                counted = await self._store.apply(self._assignment.cluster, batch.spans, changes)
+            except OffsetsMovedError:
+                metrics.FENCED.inc()
+                self._log.info("another process moved the offsets", partitions=sorted(batch.spans))
+                # Kafka may give the partition back and forth for a while; each round reads the stored offsets.
+                await asyncio.sleep(backoff.next())
+                return False
+            except _STORE_AWAY as error:
+                LOOP_ERRORS.labels("apply").inc()
+                self._log.warning("acks wait: they cannot be applied", error=repr(error), acks=len(batch.records))
+                await asyncio.sleep(backoff.next())
+                continue
+            for one in counted:
+                metric = metrics.RECEIPTS.labels(one.kind) if one.reason is None else metrics.REFUSED.labels(one.reason)
+                metric.inc(one.amount)
+            # A rebalance meanwhile has emptied it, and what follows was read for the old assignment.
+            if self._assignment.generation != generation:
+                return False
+            self._assignment.next.update((part, span.upto) for part, span in batch.spans.items())
+            return True
+        return False
+
+    def _show_lag(self, kafka: AIOKafkaConsumer, *, idle: bool) -> None:
+        if idle:
+            metrics.LAG_SECONDS.set(0)
+        assigned = kafka.assignment()
+        ends = {tp.partition: kafka.highwater(tp) for tp in assigned}
+        metrics.LAG_RECORDS.set(
+            sum(max(0, (ends.get(part) or 0) - offset) for part, offset in self._assignment.next.items())
+        )
+
+
+def _parsed(records: list[Consumed]) -> tuple[list[Ack], list[tuple[Consumed, str]]]:
+    acks: list[Ack] = []
+    bad: list[tuple[Consumed, str]] = []
+    for record in records:
+        try:
+            acks.append(parse(record))
+        except BadRequestError as error:
+            bad.append((record, f"{error.field}: {error.message}"))
+    return acks, bad
+
+
+async def _close(kafka: AIOKafkaConsumer) -> None:
+    with contextlib.suppress(*_AWAY):
+        async with asyncio.timeout(_CLOSE_S):
+            await kafka.stop()

@@ -1,0 +1,64 @@
+"""The receipts process: acks in, marks and receipts out."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from services.receipts.consumer import AckConsumer
+from services.receipts.graves import Graves
+from services.receipts.settings import ReceiptsSettings
+from services.receipts.store import Store
+from shared.health import private_app
+from shared.kafka import Topics
+from shared.postgres import open_pool
+from shared.runtime import http, run
+from shared.settings import load
+
+if TYPE_CHECKING:
+    from shared.health import Check
+
+_POOL = 2
+"""One connection applies, one answers `readyz`: applying more than one batch at a time would gain nothing."""
+
+
+def main() -> None:
+    """Run until SIGTERM or SIGINT."""
+    settings = load(ReceiptsSettings)
+    run("receipts", settings.log_level, partial(serve, settings))
+
+
+async def serve(settings: ReceiptsSettings, stop: asyncio.Event) -> None:
+    """Run until ``stop`` is set."""
+    topics = Topics(settings.topic_prefix)
+    async with open_pool(
+        str(settings.postgres_url), size=min(_POOL, settings.postgres_pool), name="waybill-receipts"
+    ) as pool:
+        store = Store(pool, topics.acks)
+        graves = Graves(settings.kafka_bootstrap, topics.dead, client_id="waybill-receipts-dead")
+        consumer = AckConsumer(settings, topics.acks, f"{settings.topic_prefix}.receipts", store, graves)
+        app = private_app(_checks(store, consumer))
+        async with http(app, settings.private_host, settings.receipts_private_port), asyncio.TaskGroup() as group:
+            reading = group.create_task(consumer.run(), name="acks")
+            await stop.wait()
+            # In the middle of a batch too: it is applied whole or not at all, and the offsets say which.
+            reading.cancel()
+
+
+def _checks(store: Store, consumer: AckConsumer) -> dict[str, Check]:
+    async def postgres() -> str | None:
+        await store.ping()
+        return None
+
+    async def assignment() -> str | None:
+        return consumer.assignment_problem()
+
+    async def breaker() -> str | None:
+        return consumer.stopped
+
+    return {"postgres": postgres, "kafka": consumer.kafka_problem, "assignment": assignment, "breaker": breaker}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Records of the topic of acks (protocol §7): what a device stores, or proposes as its user's read mark."""
+
+from __future__ import annotations
+
+from datetime import datetime  # noqa: TC003 - msgspec reads annotations
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from shared.contracts.decode import decode
+from shared.contracts.frames import MAX_RANGES, Range
+from shared.contracts.words import ConversationId, Count, Name, Seq  # noqa: TC001 - msgspec reads annotations
+from shared.errors import BadRequestError
+
+if TYPE_CHECKING:
+    from shared.kafka import Consumed
+
+
+class _Ack(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    conversation_id: ConversationId
+    user_id: Name
+    device_id: Name
+    at: Annotated[datetime, Meta(tz=True)]
+
+
+class Delivered(_Ack, frozen=True, tag="delivered"):
+    """Inclusive ranges that are stored on the device now."""
+
+    ranges: Annotated[list[Range], Meta(min_length=1, max_length=MAX_RANGES)]
+
+    def __post_init__(self) -> None:
+        for at, (low, high) in enumerate(self.ranges):
+            if low > high:
+                raise BadRequestError("the range ends before it begins", field=f"ranges.{at}")
+
+
+class Read(_Ack, frozen=True, tag="read"):
+    """A read mark that moves forward."""
+
+    seq: Seq
+    version: Count
+
+
+class Unread(_Ack, frozen=True, tag="unread"):
+    """A read mark with a version of its own, which may go back."""
+
+    seq: Count
+    version: Seq
+
+
+Ack = Delivered | Read | Unread
+
+_DECODER: msgspec.json.Decoder[Ack] = msgspec.json.Decoder(Ack)
+
+
+def parse(record: Consumed) -> Ack:
+    """A record as an ack. Raises `BadRequestError` for a shape that §7 does not allow, and for another's key."""
+    ack = decode(_DECODER, record.value or b"", fallback="value")
+    if record.key != ack.conversation_id.lower().encode():
+        raise BadRequestError("the key is not the conversation id", field="key")
+    return ack

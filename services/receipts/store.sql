@@ -1,0 +1,28 @@
+-- name: read_offsets
+SELECT partition, next
+FROM ack_offset
+WHERE topic = $1 AND cluster_id = $2 AND partition = ANY ($3::int[]);
+
+-- name: reset_offsets
+-- Only where the offset is still the one that was found useless.
+UPDATE ack_offset AS o
+SET next = i.first
+FROM unnest($3::int[], $4::bigint[], $5::bigint[]) AS i (partition, stored, first)
+WHERE o.topic = $1 AND o.cluster_id = $2 AND o.partition = i.partition AND o.next = i.stored;
+
+-- name: add_offsets
+INSERT INTO ack_offset (topic, cluster_id, partition, next)
+SELECT $1, $2, i.partition, i.first
+FROM unnest($3::int[], $4::bigint[]) AS i (partition, first)
+ORDER BY i.partition
+ON CONFLICT DO NOTHING;
+
+-- name: apply_acks
+SELECT kind, reason, amount
+FROM apply_acks(
+    $1, $2, $3::int[], $4::bigint[], $5::bigint[],
+    $6::uuid[], $7::text[], $8::text[], $9::text[],
+    $10::uuid[], $11::text[], $12::text[], $13::text[], $14::bigint[], $15::bigint[]);
+
+-- name: ping
+SELECT 1 FROM ack_offset LIMIT 1;

@@ -1,0 +1,128 @@
+"""From rows of the outbox to Kafka batches: keys, headers (protocol §7), one batch per topic. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol
+
+from shared.kafka import MAX_RECORD_BYTES
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Callable
+    from datetime import datetime
+    from uuid import UUID
+
+    from shared.postgres import Record
+
+Header = tuple[str, bytes]
+
+_SPEC_VERSION: Header = ("ce_specversion", b"1.0")
+_CONTENT_TYPE: Header = ("content-type", b"application/json")
+
+
+class Builder(Protocol):
+    """aiokafka's builder of a batch."""
+
+    def append(self, *, timestamp: int | None, key: bytes, value: bytes, headers: list[Header]) -> object | None:
+        """Add a record, or answer None if there is no room. The first one always has room, whatever its size."""
+
+    def size(self) -> int:
+        """Bytes of the batch so far."""
+
+
+@dataclass(slots=True)
+class Part:
+    """The rows of one topic in a batch, ``from_id`` to ``to_id``."""
+
+    topic: str
+    builder: Builder
+    from_id: int
+    to_id: int
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A row that can never be published, and why."""
+
+    id: int
+    event_id: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows up to ``to_id``, a part per topic. ``refused`` is the row after them, if that is one."""
+
+    to_id: int = 0
+    rows: int = 0
+    parts: dict[str, Part] = field(default_factory=dict)
+    refused: Refused | None = None
+
+
+def build(rows: deque[Record], at_most: int, new_builder: Callable[[], Builder]) -> Batch:
+    """Move rows from the front of ``rows`` into a batch, until it is full or a row can't be published.
+
+    A row is `(shard, id, conversation_id, seq, event_id, topic, type, source, headers, payload, created_at)`.
+    """
+    batch = Batch()
+    parts = batch.parts
+    id_: int
+    conversation_id: UUID
+    seq: int | None
+    event_id: UUID
+    topic: str
+    type_: str
+    source: str
+    further: list[str]
+    payload: bytes
+    created_at: datetime
+    while rows and batch.rows < at_most:
+        _, id_, conversation_id, seq, event_id, topic, type_, source, further, payload, created_at = rows[0]
+        part = parts.get(topic)
+        fresh = part is None
+        if part is None:
+            part = Part(topic, new_builder(), id_, id_)
+        key = str(conversation_id).encode()
+        try:
+            headers = [
+                _SPEC_VERSION,
+                ("ce_id", str(event_id).encode()),
+                _constant("ce_source", source),
+                _constant("ce_type", type_),
+                ("ce_subject", key),
+                _time(created_at),
+                _CONTENT_TYPE,
+                ("seq", b"%d" % (id_ if seq is None else seq)),
+            ]
+            if further:
+                headers += [(n, v.encode()) for n, v in zip(further[::2], further[1::2], strict=True)]
+            added = part.builder.append(timestamp=None, key=key, value=payload, headers=headers)
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            batch.refused = Refused(id_, str(event_id), f"not serialisable: {error}")
+            break
+        if added is None:
+            break
+        if fresh:
+            if (size := part.builder.size()) > MAX_RECORD_BYTES:
+                batch.refused = Refused(id_, str(event_id), f"too large: {size} of {MAX_RECORD_BYTES} bytes")
+                break
+            parts[topic] = part
+        part.to_id = batch.to_id = id_
+        part.rows += 1
+        batch.rows += 1
+        rows.popleft()
+    return batch
+
+
+@lru_cache(maxsize=256)
+def _constant(name: str, text: str) -> Header:
+    return name, text.encode()
+
+
+@lru_cache(maxsize=256)
+def _time(at: datetime) -> Header:
+    # A group commit gives all its rows one time, so most of these are found.
+    return "ce_time", at.isoformat(timespec="microseconds").replace("+00:00", "Z").encode()

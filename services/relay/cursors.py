@@ -1,0 +1,115 @@
+"""The write-back of cursors: what Kafka confirmed is gathered for a few milliseconds and stored for all shards at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from services.relay.metrics import FENCED_WRITES
+from services.relay.shards import Delivery, Move
+from shared.clock import Backoff
+from shared.logging import logger
+from shared.metrics import LOOP_ERRORS
+from shared.postgres import RETRIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.relay.held import HeldShard
+    from services.relay.shards import ShardStore
+
+_GATHER_S = 0.02
+"""How far stored cursors may lag: so much is sent again after a kill, and a write costs Postgres a commit."""
+
+_log = logger(__name__)
+
+
+class _Pending:
+    """What is to be stored of one shard."""
+
+    def __init__(self, shard: HeldShard) -> None:
+        self.shard = shard
+        self.to_id = 0
+        self.deliveries: list[tuple[Delivery, int]] = []
+
+    def add(self, to_id: int, placed: Sequence[tuple[Delivery, int]]) -> None:
+        self.to_id = to_id
+        for delivery, rows in placed:
+            self._add(delivery, rows)
+
+    def _add(self, new: Delivery, rows: int) -> None:
+        # Batches that lie end to end in Kafka are one delivery: rank counts on.
+        for at, (old, old_rows) in enumerate(self.deliveries):
+            if old.topic == new.topic and old.base_offset + old_rows == new.base_offset:
+                self.deliveries[at] = (old._replace(to_id=new.to_id), old_rows + rows)
+                return
+        self.deliveries.append((new, rows))
+
+    def move(self) -> Move:
+        return Move(self.shard.number, self.shard.epoch, self.to_id, [delivery for delivery, _ in self.deliveries])
+
+
+class Cursors:
+    """Bounded: at most one entry per shard waits, whose deliveries lie end to end unless somebody else wrote between."""
+
+    def __init__(self, store: ShardStore) -> None:
+        self._store = store
+        self._pending: dict[int, _Pending] = {}
+        self._more = asyncio.Event()
+        self._stored = asyncio.Event()
+        self._stored.set()
+
+    def moved(self, shard: HeldShard, to_id: int, placed: Sequence[tuple[Delivery, int]]) -> None:
+        """Rows up to ``to_id`` are in Kafka; ``placed`` are the deliveries, each with its number of rows."""
+        pending = self._pending.get(shard.number)
+        if pending is None or pending.shard is not shard:
+            pending = self._pending[shard.number] = _Pending(shard)
+        pending.add(to_id, placed)
+        self._stored.clear()
+        self._more.set()
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Wait until all is stored; whether that was so in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._stored.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def run(self) -> None:
+        """Store, until cancelled. While Postgres is away it tries again: leases end by themselves."""
+        backoff = Backoff()
+        while True:
+            await self._more.wait()
+            self._more.clear()
+            pending, self._pending = self._pending, {}
+            try:
+                await self._store_all(pending)
+            except RETRIABLE as error:
+                self._put_back(pending)
+                LOOP_ERRORS.labels("cursors").inc()
+                _log.warning("cursors not stored", error=repr(error))
+                await asyncio.sleep(backoff.next())
+                continue
+            backoff.reset()
+            if not self._pending:
+                self._stored.set()
+            await asyncio.sleep(_GATHER_S)
+
+    async def _store_all(self, pending: dict[int, _Pending]) -> None:
+        fenced = await self._store.advance([one.move() for one in pending.values() if not one.shard.lost])
+        for number, epoch in fenced:
+            FENCED_WRITES.inc()
+            pending[number].shard.lose()
+            _log.warning("cursor fenced: another relay holds the shard", shard=number, epoch=epoch)
+
+    def _put_back(self, pending: dict[int, _Pending]) -> None:
+        for number, old in pending.items():
+            new = self._pending.get(number)
+            if new is None:
+                self._pending[number] = old
+            elif new.shard is old.shard:
+                old.add(new.to_id, new.deliveries)
+                self._pending[number] = old
+        self._more.set()

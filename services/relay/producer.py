@@ -1,0 +1,101 @@
+"""The Kafka client's life: opened whole or not at all, and got rid of without flushing.
+
+aiokafka 0.14 burns the sequence numbers of a failed batch, so that its producer would answer "out of order sequence"
+for ever; and its `stop` first waits for every batch, retried without end while a broker is away. So a producer with a
+failed batch is thrown away, and what it had in hand must not reach the broker from a queue once the next one writes.
+That needs its inner tasks: the pinned version's private names are used in this module and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from aiokafka.errors import KafkaError
+
+from services.relay.lease import CLOSE_S
+from shared.kafka import PARTITIONS, producer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aiokafka import AIOKafkaProducer
+
+    from shared.kafka import Topics
+
+_CANCEL_EVERY_S = 0.05
+
+
+class MissingTopicError(Exception):
+    """A topic is not there, or has not one partition for each shard."""
+
+
+class Client:
+    """An open producer with its sender's inner tasks known."""
+
+    def __init__(self, made: AIOKafkaProducer) -> None:
+        self.producer = made
+        self._requests: set[asyncio.Task[object]] = set()
+        self._track()
+
+    def _track(self) -> None:
+        # The sender keeps its requests' tasks in a local variable, but they must end with it.
+        sender = self.producer._sender  # noqa: SLF001 - see the module's text
+        send = sender._send_produce_req  # noqa: SLF001
+
+        async def tracked(node_id: int, batches: Mapping[object, object]) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            self._requests.add(task)
+            try:
+                await send(node_id, batches)
+            finally:
+                self._requests.discard(task)
+
+        sender._send_produce_req = tracked  # noqa: SLF001
+
+    async def discard(self) -> None:
+        """Close without flushing, within about `CLOSE_S`. What was handed over may be in Kafka or not."""
+        made = self.producer
+        made._closed = True  # noqa: SLF001
+        for connection in list(made.client._conns.values()):  # noqa: SLF001
+            # Closing a transport would still write what is in its buffer.
+            if connection._writer is not None:  # noqa: SLF001
+                connection._writer.transport.abort()  # noqa: SLF001
+        tasks = {task for task in (made._sender.sender_task, made.client._sync_task) if task is not None}  # noqa: SLF001
+        await _end(tasks | self._requests)
+        made.client._sync_task = None  # noqa: SLF001
+        with contextlib.suppress(TimeoutError, KafkaError, OSError):
+            async with asyncio.timeout(CLOSE_S / 2):
+                await made.client.close()
+
+
+async def open_client(bootstrap: str, topics: Topics, *, client_id: str, timeout_s: float) -> Client:
+    """A started client that knows the outbox's topics. ``timeout_s`` bounds a batch, so that two tries fit into it.
+
+    Raises `MissingTopicError`, `TimeoutError`, `OSError`, and what aiokafka raises; nothing is left open then.
+    """
+    client = Client(producer(bootstrap, client_id=client_id, timeout_ms=round(timeout_s * 500)))
+    try:
+        async with asyncio.timeout(timeout_s):
+            await client.producer.start()
+            for topic in (topics.events, topics.receipts):
+                there = await client.producer.partitions_for(topic)
+                if len(there) != PARTITIONS:
+                    raise MissingTopicError(f"{topic} has {len(there)} partitions, not {PARTITIONS}")
+    except BaseException:
+        await client.discard()
+        raise
+    return client
+
+
+async def _end(tasks: set[asyncio.Task[object]]) -> None:
+    # More than once: the sender, cancelled, waits for its requests, which swallow a first cancellation, too.
+    for _ in range(round(CLOSE_S / 2 / _CANCEL_EVERY_S)):
+        tasks = {task for task in tasks if not task.done()}
+        if not tasks:
+            return
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=_CANCEL_EVERY_S)

@@ -1,0 +1,114 @@
+"""An in-process WebSocket server that keeps the least of the protocol, and fails where a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+
+from .frames_of_server import CHAT, ME, conversation, event, page, sent, welcome
+
+Scripted = Callable[["Stub", ServerConnection, dict[str, Any]], Awaitable[bool]]
+
+
+class Stub:
+    """``on_frame`` may take a frame itself by returning True."""
+
+    def __init__(self) -> None:
+        self.hellos: list[dict[str, Any]] = []
+        self.got: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
+        self.sockets: list[ServerConnection] = []
+        self.seqs: dict[str, int] = {}
+        self.acked: set[int] = set()
+        self.frame: dict[str, Any] = {}
+        self.limits: dict[str, Any] = {}
+        self.window: int | None = None
+        self.pushed = 0
+        self.on_frame: Scripted | None = None
+        self.changed = asyncio.Event()
+        self.url = ""
+
+    def write(self, **more: Any) -> int:
+        seq = len(self.events) + 1
+        self.events.append(event(seq, **more))
+        return seq
+
+    async def push(self) -> None:
+        """Push what is new to the newest session, as far as its window lets."""
+        while self.sockets and self.pushed < len(self.events):
+            unacked = sum(1 for seq in range(1, self.pushed + 1) if seq not in self.acked)
+            if self.window is not None and unacked >= self.window:
+                return
+            self.pushed += 1
+            await self.send(self.sockets[-1], self.events[self.pushed - 1])
+
+    async def send(self, socket: ServerConnection, frame: dict[str, Any]) -> None:
+        with contextlib.suppress(ConnectionClosed):
+            await socket.send(json.dumps(frame))
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not holds():
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def handle(self, socket: ServerConnection) -> None:
+        with contextlib.suppress(ConnectionClosed):
+            async for text in socket:
+                frame = json.loads(text)
+                (self.hellos if frame["t"] == "hello" else self.got).append(frame)
+                self.changed.set()
+                if self.on_frame is None or not await self.on_frame(self, socket, frame):
+                    await self.answer(socket, frame)
+
+    async def answer(self, socket: ServerConnection, frame: dict[str, Any]) -> None:
+        match frame["t"]:
+            case "hello":
+                self.sockets.append(socket)
+                cursor = frame.get("cursors", {}).get(CHAT, 0)
+                self.pushed = cursor if isinstance(cursor, int) else cursor[0]
+                self.acked |= set(range(1, self.pushed + 1))
+                head = len(self.events)
+                await self.send(socket, welcome(**self.limits))
+                await self.send(socket, conversation(head, min(head, self.pushed), **self.frame))
+                await self.send(socket, {"t": "listed", "count": 1, "since": "x"})
+                await self.push()
+            case "send":
+                known = frame["client_msg_id"] in self.seqs
+                if not known:
+                    self.seqs[frame["client_msg_id"]] = self.write(
+                        sender=ME, client_msg_id=frame["client_msg_id"], body=frame.get("body"), type=frame["type"]
+                    )
+                await self.send(socket, sent(frame, self.seqs[frame["client_msg_id"]], duplicate=known))
+                await self.push()
+            case "create":
+                chat = frame.get("conversation_id", CHAT)
+                await self.send(
+                    socket, {"t": "created", "rid": frame["rid"], "conversation_id": chat, "existing": False}
+                )
+            case "pull":
+                low, high = frame.get("after", 0) + 1, frame.get("before", len(self.events) + 1) - 1
+                found = self.events[low - 1 : high][-frame["limit"] :]
+                answer = page(frame["rid"], found, after=low - 1, head=len(self.events))
+                if "before" in frame:
+                    answer["next"] = found[0]["seq"] if found else 1
+                await self.send(socket, answer)
+            case "ack":
+                for low, high in frame["ranges"]:
+                    self.acked |= set(range(low, high + 1))
+                self.changed.set()
+                await self.push()
+
+
+@contextlib.asynccontextmanager
+async def stub_server(stub: Stub) -> AsyncIterator[Server]:
+    async with serve(stub.handle, "127.0.0.1", 0, subprotocols=["waybill.v1"], compression=None) as server:  # type: ignore[list-item]
+        port = server.sockets[0].getsockname()[1]
+        stub.url = f"ws://127.0.0.1:{port}/v1/socket"
+        yield server

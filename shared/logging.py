@@ -45,5 +45,5 @@ def trace_id(traceparent: str | None) -> str | None:
 
 def logger(name: str) -> structlog.typing.FilteringBoundLogger:
     """A logger whose entries carry the module that wrote them."""
-    made: structlog.typing.FilteringBoundLogger = structlog.get_logger(logger=name)
+    made: structlog.typing.FilteringBoundLogger = structlog.get_logger(module=name)
     return made

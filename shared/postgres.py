@@ -39,16 +39,19 @@ RETRIABLE: tuple[type[BaseException], ...] = (
 _CLOSE_S = 5.0
 
 
-class _Connection(asyncpg.Connection[asyncpg.Record]):
+Record = asyncpg.Record
+if TYPE_CHECKING:
+    Pool = asyncpg.Pool[Record]
+    _Base = asyncpg.Connection[Record]
+else:
+    Pool = asyncpg.Pool
+    _Base = asyncpg.Connection
+
+
+class _Connection(_Base):
     def get_reset_query(self) -> str:
         return ""
 
-
-if TYPE_CHECKING:
-    Pool = asyncpg.Pool[asyncpg.Record]
-else:
-    Pool = asyncpg.Pool
-Record = asyncpg.Record
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse
@@ -47,8 +47,8 @@ def public_app(verifier: Verifier, session: aiohttp.ClientSession, services: Map
     async def page() -> HTMLResponse:
         return HTMLResponse(_PAGE, headers=_HEADERS)
 
-    @app.get("/api/health")
-    async def health(_: Annotated[None, Depends(admin)]) -> Health:
+    @app.get("/api/health", dependencies=[Depends(admin)])
+    async def health() -> Health:
         return await look(session, services)
 
     return app

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
+import asyncpg
 import typer
+from aiokafka.errors import KafkaError
 
 from deploy.local import endpoints
 from deploy.migrate import MigrationError, migrate_async
@@ -60,7 +62,7 @@ def migrate() -> None:
     settings = load(MigrateSettings)
     try:
         asyncio.run(_migrate(settings))
-    except (MigrationError, OSError, RuntimeError, TimeoutError) as error:
+    except (MigrationError, asyncpg.PostgresError, KafkaError, OSError, RuntimeError, TimeoutError) as error:
         fail(str(error) or type(error).__name__)
 
 

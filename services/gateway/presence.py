@@ -20,7 +20,7 @@ _ANSWER_S = 2.0
 
 
 class Presence:
-    """Keeps `PREFIX:sessions:USER`: a sorted set of `GATEWAY/SESSION` by the time (s since the epoch) it counts until."""
+    """Keeps `PREFIX:sessions:USER`: a sorted set of `GATEWAY/SESSION`, scored by its end in s since the epoch."""
 
     def __init__(self, url: str, *, prefix: str, gateway: str, refresh_s: float) -> None:
         self._redis: Redis = Redis.from_url(url, socket_timeout=_ANSWER_S, socket_connect_timeout=_ANSWER_S)

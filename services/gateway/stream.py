@@ -46,7 +46,7 @@ class Stream:
         self.away: str | None = "starting"
 
     async def run(self) -> None:
-        """Read until cancelled. A consumer that fails is replaced by one at the end; then all feeds are compared once."""
+        """Read until cancelled. A consumer that fails is replaced, from the end; then all feeds are compared once."""
         backoff = Backoff()
         while True:
             consumer = reader(self._bootstrap, client_id=self._client_id)

@@ -1,1 +1,1 @@
-"""Acks in, marks and receipts out (design: delivered and read never go back)."""
+"""Acks to marks: delivered and read, which never go back, and the receipts that tell of them."""

@@ -1,1 +1,1 @@
-
+"""Outbox to Kafka: leases on shards, ordered publishing, cursors."""

@@ -34,12 +34,13 @@ class Builder(Protocol):
 
 @dataclass(slots=True)
 class Part:
-    """The rows of one topic in a batch, ``from_id`` to ``to_id``."""
+    """The rows of one topic in a batch, ``from_id`` to ``to_id``; ``event_id`` is the first one's."""
 
     topic: str
     builder: Builder
     from_id: int
     to_id: int
+    event_id: str
     rows: int = 0
 
 
@@ -84,7 +85,7 @@ def build(rows: deque[Record], at_most: int, new_builder: Callable[[], Builder])
         part = parts.get(topic)
         fresh = part is None
         if part is None:
-            part = Part(topic, new_builder(), id_, id_)
+            part = Part(topic, new_builder(), id_, id_, str(event_id))
         key = str(conversation_id).encode()
         try:
             headers = [

@@ -1,4 +1,4 @@
-"""The write-back of cursors: what Kafka confirmed is gathered for a few milliseconds and stored for all shards at once."""
+"""Storing cursors: what Kafka confirmed is gathered for a few milliseconds, then written for all shards at once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Pending:
 
 
 class Cursors:
-    """Bounded: at most one entry per shard waits, whose deliveries lie end to end unless somebody else wrote between."""
+    """Bounded: one entry per shard waits, and deliveries that lie end to end in Kafka are one."""
 
     def __init__(self, store: ShardStore) -> None:
         self._store = store
@@ -98,7 +98,8 @@ class Cursors:
             await asyncio.sleep(_GATHER_S)
 
     async def _store_all(self, pending: dict[int, _Pending]) -> None:
-        fenced = await self._store.advance([one.move() for one in pending.values() if not one.shard.lost])
+        moves = [one.move() for one in pending.values() if not one.shard.lost]
+        fenced = await self._store.advance(moves) if moves else set()
         for number, epoch in fenced:
             FENCED_WRITES.inc()
             pending[number].shard.lose()

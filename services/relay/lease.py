@@ -79,8 +79,10 @@ class Plan:
 
 
 def quota(me: str, live: Collection[str]) -> int:
-    """How many shards ``me`` should hold beside the other live owners: all quotas add up to `SHARDS`, and none differs
-    from another by more than one."""
+    """How many shards ``me`` should hold beside the other live owners.
+
+    All quotas add up to `SHARDS`, and none differs from another by more than one.
+    """
     owners = sorted({*live, me})
     share, rest = divmod(SHARDS, len(owners))
     return share + (owners.index(me) < rest)

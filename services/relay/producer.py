@@ -80,14 +80,18 @@ async def open_client(bootstrap: str, topics: Topics, *, client_id: str, timeout
     try:
         async with asyncio.timeout(timeout_s):
             await client.producer.start()
-            for topic in (topics.events, topics.receipts):
-                there = await client.producer.partitions_for(topic)
-                if len(there) != PARTITIONS:
-                    raise MissingTopicError(f"{topic} has {len(there)} partitions, not {PARTITIONS}")
+            await _check_topics(client.producer, topics)
     except BaseException:
         await client.discard()
         raise
     return client
+
+
+async def _check_topics(made: AIOKafkaProducer, topics: Topics) -> None:
+    for topic in (topics.events, topics.receipts):
+        there = await made.partitions_for(topic)
+        if len(there) != PARTITIONS:
+            raise MissingTopicError(f"{topic} has {len(there)} partitions, not {PARTITIONS}")
 
 
 async def _end(tasks: set[asyncio.Task[object]]) -> None:

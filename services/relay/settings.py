@@ -25,8 +25,8 @@ class RelaySettings(Settings, PostgresSettings, KafkaSettings):
         min_length=1,
         max_length=200,
         description=(
-            "Name that leases are held under. A stable one (a slot, never shared by two relays at a time) lets a restarted "
-            "relay take its own shards back at once instead of waiting for their leases to end; by default unique."
+            "Name that leases are held under. A stable one (a slot, never shared by two relays at a time) lets a "
+            "restarted relay take its shards back at once instead of waiting for their leases to end; default: unique."
         ),
     )
     relay_batch_size: int = Field(500, ge=1, le=10_000, description="Most rows of one shard in one batch to Kafka.")
@@ -47,8 +47,8 @@ class RelaySettings(Settings, PostgresSettings, KafkaSettings):
         ge=200,
         le=300_000,
         description=(
-            "For how long a batch may be with the Kafka client, its own retries included, in milliseconds. A batch that is "
-            "not confirmed by then counts as failed: the client is replaced and the batch sent again."
+            "For how long a batch may be with the Kafka client, its own retries included, in milliseconds. A batch that "
+            "is not confirmed by then counts as failed: the client is replaced and the batch sent again."
         ),
     )
     relay_unsent_limit_ms: int = Field(

@@ -40,8 +40,10 @@ _log = logger(__name__)
 
 
 class Pace:
-    """How long to wait before the next read, in seconds: not at all while there is more than one read brings, 3 ms
-    while rows come, then ever longer up to ``longest_s``. Pure."""
+    """How long to wait before the next read, in seconds. Pure.
+
+    Not at all while there is more than one read brings, 3 ms while rows come, then ever longer up to ``longest_s``.
+    """
 
     def __init__(self, longest_s: float) -> None:
         self._longest_s = longest_s
@@ -84,7 +86,7 @@ class Tail:
         """Read what has room. Returns the number of rows, and whether a shard has more than it was given."""
         wanted = {shard.number: shard.read_id for shard in self._held.values() if shard.has_room}
         if not wanted:
-            return 1, False
+            return int(bool(self._held)), False
         limit = max(_LEAST_ROWS, min(2 * self._batch_size, _READ_ROWS // len(wanted)))
         most_bytes = _READ_BYTES // len(wanted)
         rows = await self._pool.fetch(_READ, list(wanted), list(wanted.values()), limit, most_bytes)

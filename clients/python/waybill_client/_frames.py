@@ -14,6 +14,9 @@ from .errors import BadFrame, BadRequest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# Made once: json.dumps builds a new encoder for each call that is not all defaults.
+_dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
 Span = tuple[int, int | None]
 """An inclusive range of seqs; None = still open."""
 
@@ -191,6 +194,6 @@ def number(frame: Mapping[str, Any], name: str) -> int:
 def encode(value: Mapping[str, Any]) -> bytes:
     """Return compact JSON in UTF-8; raise ``BadRequest`` for NaN, infinity, lone surrogates or no JSON at all."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        return _dumps(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise BadRequest(f"not a JSON value: {error}", field="body") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from typing import TYPE_CHECKING, Any, Literal, Self
 from uuid import uuid4
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 CLOSE_S = 5.0
+
+log = logging.getLogger("waybill_client")
 
 
 class Client:
@@ -106,21 +109,27 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close; after an error in the block, the event handed on last does not count as taken."""
-        if kind is None:
-            self._engine.inbox.confirm()
-        await self.close()
+        await self._close(taken=kind is None)
 
     async def close(self) -> None:
         """Store and ack what has arrived and close the socket, in a few seconds at most. A second call does nothing.
 
-        What waits for an answer gets ``Closed``; messages not yet ``sent`` stay in the store.
+        What waits for an answer gets ``Closed``; messages not yet ``sent`` stay in the store. The event handed on last
+        counts as taken. Raises what the store raises.
         """
+        await self._close(taken=True)
+
+    async def _close(self, *, taken: bool) -> None:
         task, engine = self._task, self._engine
         if task is None or engine.closed is not None:
             return
+        if taken:
+            engine.inbox.confirm()
         try:
             async with asyncio.timeout(CLOSE_S):
                 await engine.drain()
+        except TimeoutError:
+            log.warning("closed before all was stored; the server sends the rest again")
         finally:
             engine.finish(Closed("closed by the app"), quiet=True)
             task.cancel()

@@ -203,8 +203,9 @@ class Session:
         """Return when to call ``tick`` next, None if time alone changes nothing."""
         if not self.outbox.online:
             return None
-        times = [self.outbox.next_at(), self.acks.due_at(), *self.pull_again.values()]
-        times += [until for _, until in self.pulls.values()]
+        times = [self.outbox.next_at(), self.acks.due_at()]
+        if self.pulls or self.pull_again:
+            times += [*self.pull_again.values(), *(until for _, until in self.pulls.values())]
         return min((at for at in times if at is not None), default=None)
 
     def flush_acks(self) -> list[Output]:

@@ -114,6 +114,17 @@ def test_a_frame_above_what_is_held_is_pulled() -> None:
     assert one.stats.gaps == 0
 
 
+def test_a_pull_goes_on_to_where_the_server_began() -> None:
+    one = online()
+    (pull,) = wrote(one.receive(conversation(3, 3), 0.0))
+    done = one.receive(page(pull["rid"], [event(1)], after=0, head=3, complete=False), 0.0)
+    (more,) = wrote(done)
+    assert more["after"] == 1
+    done = one.receive(page(more["rid"], [event(2), event(3)], after=1, head=3, complete=False), 0.0)
+    assert delivered(done) == [2, 3]
+    assert wrote(done) == []
+
+
 def test_a_jump_over_what_is_not_visible_is_no_gap() -> None:
     one = online()
     one.receive(conversation(9, 0, visible=[[1, 2], [7, None]]), 0.0)
@@ -177,6 +188,12 @@ def test_a_later_frame_with_an_old_head_takes_nothing_back() -> None:
     one.receive(conversation(1, 0, title="new"), 0.0)
     assert one.timelines[CHAT].cursor == 3
     assert one.timelines[CHAT].view().title == "new"
+    one.stored(CHAT, [1, 2, 3], 0.0)
+    one.hello("t")
+    one.receive(welcome(), 0.0)
+    one.receive(conversation(3, 3), 0.0)
+    one.receive(conversation(2, 2), 0.0)
+    assert one.timelines[CHAT].cursor == 3
 
 
 def test_another_event_at_a_held_seq_asks_to_be_healed_once() -> None:
@@ -200,7 +217,7 @@ def test_a_send_keeps_its_id_over_reconnects_and_its_digits() -> None:
     assert send(one) == []
     one.hello("t")
     (first,) = wrote(one.receive(welcome(), 0.0))
-    assert b'"body":{"n":1.10}' in one.outbox._pending["send", CHAT, "a"].fields  # noqa: PLR2004
+    assert b'"body":{"n":1.10}' in one.outbox._pending["send", CHAT, "a"].fields
     one.hello("t")
     (second,) = wrote(one.receive(welcome(), 0.0))
     assert first["client_msg_id"] == second["client_msg_id"] == "a"

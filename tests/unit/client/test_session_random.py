@@ -150,4 +150,4 @@ def test_each_seq_once_and_in_order(steps: list[str], hidden: set[int], lost: An
     assert len(answered) == number
     act(session.flush_acks())
     assert server.acked >= set(server.visible(1, server.head))
-    assert ME == session.user_id
+    assert session.user_id == ME

@@ -1,0 +1,152 @@
+"""Keeping this process's share of the shards: take, renew, rebalance, give back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from services.relay.held import HeldShard
+from services.relay.lease import plan
+from services.relay.metrics import LEASE_CHANGES, SHARDS_HELD, STOPPED_SHARDS
+from shared.logging import logger
+from shared.metrics import LOOP_ERRORS
+from shared.postgres import RETRIABLE
+
+if TYPE_CHECKING:
+    from services.relay.cursors import Cursors
+    from services.relay.lease import Timing
+    from services.relay.publisher import Publisher
+    from services.relay.shards import ShardStore, Taken
+
+_RETRY_S = 0.1
+
+_log = logger(__name__)
+
+
+class Holder:
+    """The only one who puts shards into ``held`` and takes them out."""
+
+    def __init__(
+        self,
+        store: ShardStore,
+        held: dict[int, HeldShard],
+        publisher: Publisher,
+        cursors: Cursors,
+        *,
+        timing: Timing,
+        owner: str,
+    ) -> None:
+        self._store = store
+        self._held = held
+        self._publisher = publisher
+        self._cursors = cursors
+        self._timing = timing
+        self._owner = owner
+        self._renew_at = float("-inf")
+        self._began = False
+
+    async def run(self) -> None:
+        """Hold the share until cancelled. While Postgres is away the leases run out, and nothing is sent."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                try:
+                    await self._look(group)
+                except RETRIABLE as error:
+                    LOOP_ERRORS.labels("leases").inc()
+                    _log.warning("leases not kept", error=repr(error))
+                    await asyncio.sleep(_RETRY_S)
+                else:
+                    await asyncio.sleep(self._timing.look_every_s)
+
+    async def give_back(self, grace_s: float) -> None:
+        """Finish what is under way, store the cursors and free the shards, each for at most ``grace_s``."""
+        shards = list(self._held.values())
+        await self._publisher.finish(shards, grace_s)
+        await self._cursors.flush(grace_s)
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._free(shards)
+                await self._store.leave()
+        except RETRIABLE as error:
+            _log.warning("shards not given back: they are free when their leases end", error=repr(error))
+
+    async def _look(self, group: asyncio.TaskGroup) -> None:
+        if not self._began:
+            await self._take_own()
+        self._drop_lost()
+        if time.monotonic() >= self._renew_at:
+            await self._renew()
+        staying = [number for number, shard in self._held.items() if not shard.leaving]
+        todo = plan(self._owner, await self._store.live_owners(), staying)
+        if todo.take:
+            sent_at = time.monotonic()
+            self._hold(await self._store.take(todo.take), sent_at)
+        if todo.give_up:
+            leaving = [self._held[number] for number in todo.give_up]
+            for shard in leaving:
+                shard.leave()
+            group.create_task(self._give_up(leaving), name="give-up")
+
+    async def _take_own(self) -> None:
+        sent_at = time.monotonic()
+        self._hold(await self._store.take_own(), sent_at)
+        self._began = True
+
+    async def _renew(self) -> None:
+        epochs = {shard.number: shard.epoch for shard in self._held.values()}
+        sent_at = time.monotonic()
+        await self._store.announce()
+        renewed = await self._store.renew(epochs)
+        self._renew_at = sent_at + self._timing.renew_every_s
+        for number, epoch in epochs.items():
+            shard = self._held.get(number)
+            if shard is None or shard.epoch != epoch:
+                continue
+            if number in renewed:
+                shard.trusted_until = self._timing.trusted_until(sent_at)
+            else:
+                shard.lose()
+        self._drop_lost()
+
+    def _hold(self, taken: list[Taken], sent_at: float) -> None:
+        for one in taken:
+            shard = self._held[one.shard] = HeldShard(one, self._timing.trusted_until(sent_at))
+            self._publisher.start(shard)
+        if taken:
+            LEASE_CHANGES.labels("taken").inc(len(taken))
+            _log.info("shards taken", shards=sorted(one.shard for one in taken))
+        SHARDS_HELD.set(len(self._held))
+
+    async def _give_up(self, shards: list[HeldShard]) -> None:
+        await self._publisher.finish(shards, self._timing.longest_s)
+        await self._cursors.flush(self._timing.longest_s)
+        while True:
+            try:
+                return await self._free(shards)
+            except RETRIABLE:
+                LOOP_ERRORS.labels("leases").inc()
+                await asyncio.sleep(_RETRY_S)
+
+    async def _free(self, shards: list[HeldShard]) -> None:
+        kept = [shard for shard in shards if self._held.get(shard.number) is shard]
+        await self._store.give_back({shard.number: shard.epoch for shard in kept})
+        for shard in kept:
+            self._remove(shard)
+        LEASE_CHANGES.labels("given_back").inc(len(kept))
+        _log.info("shards given back", shards=sorted(shard.number for shard in kept))
+
+    def _drop_lost(self) -> None:
+        lost = [shard for shard in self._held.values() if shard.lost]
+        for shard in lost:
+            self._remove(shard)
+        if lost:
+            LEASE_CHANGES.labels("lost").inc(len(lost))
+            _log.warning("shards lost to another relay", shards=sorted(shard.number for shard in lost))
+
+    def _remove(self, shard: HeldShard) -> None:
+        if self._held.get(shard.number) is shard:
+            del self._held[shard.number]
+            if shard.refused is not None:
+                STOPPED_SHARDS.dec()
+        SHARDS_HELD.set(len(self._held))

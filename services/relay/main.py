@@ -1,0 +1,125 @@
+"""The relay: every row of the outbox to Kafka, in order, by whichever relay holds the row's shard."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import TYPE_CHECKING
+
+from services.relay.cursors import Cursors
+from services.relay.holder import Holder
+from services.relay.publisher import Publisher
+from services.relay.settings import RelaySettings
+from services.relay.shards import ShardStore
+from services.relay.tail import Backlog, Tail
+from shared.health import private_app
+from shared.kafka import Topics
+from shared.postgres import open_pool
+from shared.runtime import http, run
+from shared.settings import load
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from services.relay.held import HeldShard
+    from shared.postgres import Pool
+
+_GRACE_S = 5.0
+_LEASE_CONNECTIONS = 2
+
+
+class Relay:
+    """The relay's loops and what they share. ``leases`` is a pool of its own, so that no load delays a renewal."""
+
+    def __init__(self, settings: RelaySettings, pool: Pool, leases: Pool) -> None:
+        self._pool = pool
+        self._unsent_limit_s = settings.relay_unsent_limit_ms / 1000
+        self._grace_s = min(_GRACE_S, settings.timing.longest_s)
+        timing, owner = settings.timing, settings.relay_owner
+        self._held: dict[int, HeldShard] = {}
+        self._cursors = Cursors(ShardStore(pool, owner, timing.lease_s))
+        self._publisher = Publisher(
+            self._held,
+            self._cursors,
+            timing=timing,
+            bootstrap=settings.kafka_bootstrap,
+            topics=Topics(settings.topic_prefix),
+            batch_size=settings.relay_batch_size,
+            client_id=f"waybill-relay-{owner}",
+        )
+        self._tail = Tail(
+            pool,
+            self._held,
+            batch_size=settings.relay_batch_size,
+            longest_wait_s=settings.relay_fixed_delay_ms / 1000,
+        )
+        self._backlog = Backlog(pool)
+        leases_store = ShardStore(leases, owner, timing.lease_s)
+        self._holder = Holder(leases_store, self._held, self._publisher, self._cursors, timing=timing, owner=owner)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Relay until ``stop`` is set; then finish what is under way and give the shards back, within seconds."""
+        async with asyncio.TaskGroup() as group:
+
+            def start(name: str, loop: Coroutine[None, None, None]) -> asyncio.Task[None]:
+                return group.create_task(loop, name=name)
+
+            holder, tail = start("leases", self._holder.run()), start("tail", self._tail.run())
+            publisher, backlog = start("publish", self._publisher.run()), start("backlog", self._backlog.run())
+            cursors = start("cursors", self._cursors.run())
+            await stop.wait()
+            tail.cancel()
+            holder.cancel()
+            await asyncio.wait([tail, holder])
+            await self._holder.give_back(self._grace_s)
+            self._publisher.close()
+            await asyncio.wait([publisher], timeout=self._grace_s)
+            for task in (publisher, cursors, backlog):
+                task.cancel()
+
+    def checks(self) -> dict[str, Callable[[], Awaitable[str | None]]]:
+        """What `readyz` asks."""
+        return {
+            "postgres": self._postgres,
+            "kafka": self._kafka,
+            "unsent": self._unsent,
+            "shards": self._shards,
+        }
+
+    async def _postgres(self) -> str | None:
+        await self._pool.fetchval("SELECT 1")
+        return None
+
+    async def _kafka(self) -> str | None:
+        return self._publisher.trouble
+
+    async def _unsent(self) -> str | None:
+        oldest = self._backlog.oldest_s
+        return f"the oldest unsent row is {oldest:.1f} s old" if oldest > self._unsent_limit_s else None
+
+    async def _shards(self) -> str | None:
+        stopped = {shard.number: shard.refused for shard in self._held.values() if shard.refused is not None}
+        named = (f"shard {number} stands still at row {refused.id}" for number, refused in sorted(stopped.items()))
+        return "; ".join(named) or None
+
+
+async def serve(settings: RelaySettings, stop: asyncio.Event) -> None:
+    """Run a relay with its private port until ``stop`` is set."""
+    url = str(settings.postgres_url)
+    async with (
+        open_pool(url, size=settings.postgres_pool, name="waybill-relay") as pool,
+        open_pool(url, size=_LEASE_CONNECTIONS, name="waybill-relay-leases", timeout_s=5.0) as leases,
+    ):
+        relay = Relay(settings, pool, leases)
+        async with http(private_app(relay.checks()), settings.private_host, settings.relay_private_port):
+            await relay.run(stop)
+
+
+def main() -> None:
+    """Start from the environment."""
+    settings = load(RelaySettings)
+    run("relay", settings.log_level, functools.partial(serve, settings))
+
+
+if __name__ == "__main__":
+    main()

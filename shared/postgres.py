@@ -53,7 +53,6 @@ class _Connection(_Base):
         return ""
 
 
-
 @asynccontextmanager
 async def open_pool(url: str, *, size: int, name: str, timeout_s: float = 10.0) -> AsyncIterator[Pool]:
     """A pool of at most ``size`` connections, each opened when it is first needed.

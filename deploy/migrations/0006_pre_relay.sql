@@ -8,4 +8,11 @@ CREATE TABLE relay_owner (
 GRANT SELECT, INSERT, UPDATE, DELETE ON relay_owner TO waybill_relay;
 GRANT SELECT ON relay_owner TO waybill_console;
 
+-- How many rows lie above a cursor cannot be known beforehand, and for a few of them the planner would gather and sort
+-- them all: behind a backlog each read would then cost as much as the whole backlog. So the relay always reads in the
+-- order of the index, and stops.
+ALTER ROLE waybill_relay SET enable_sort = off;
+ALTER ROLE waybill_relay SET enable_bitmapscan = off;
+ALTER ROLE waybill_relay SET enable_seqscan = off;
+
 -- migrate:down

@@ -89,7 +89,11 @@ def reader(claims: Claims) -> str | None:
 
 
 _REFUSALS: dict[str, tuple[type[WaybillError], str, str | None]] = {
-    "client_msg_id_reused": (ClientMsgIdReusedError, "this client_msg_id was used for another content", "client_msg_id"),
+    "client_msg_id_reused": (
+        ClientMsgIdReusedError,
+        "this client_msg_id was used for another content",
+        "client_msg_id",
+    ),
     "not_found": (NotFoundError, "no such conversation", "conversation_id"),
     "not_member": (NotMemberError, "the sender is not a member", "conversation_id"),
     "forbidden_system": (ForbiddenError, "only services write system events", "type"),

@@ -74,7 +74,14 @@ class Hook:
         try:
             async with asyncio.timeout(self._timeout_s):
                 results = _DECODER.decode(await self._ask(question(sends))).results
-        except (OSError, TimeoutError, aiohttp.ClientError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        except (
+            OSError,
+            TimeoutError,
+            aiohttp.ClientError,
+            msgspec.MsgspecError,
+            UnicodeError,
+            RecursionError,
+        ) as error:
             raise HookAwayError(type(error).__name__) from error
         if len(results) != len(sends):
             raise HookAwayError("another number of results than of items")

@@ -47,7 +47,7 @@ class RelaySettings(Settings, PostgresSettings, KafkaSettings):
         ge=200,
         le=300_000,
         description=(
-            "For how long a batch may be with the Kafka client, its own retries included, in milliseconds. A batch that "
+            "For how long a batch may be with the Kafka client, its retries included, in milliseconds. A batch that "
             "is not confirmed by then counts as failed: the client is replaced and the batch sent again."
         ),
     )

@@ -75,3 +75,27 @@ def members(text: bytes) -> dict[str, bytes]:
         elif word in (b"}", b"]"):
             depth -= 1
     return found
+
+
+def elements(text: bytes) -> list[bytes] | None:
+    """The elements of a JSON array, cut out without looking into them: for a text that does not decode, as `members`.
+
+    None if the brackets of the text are not those of one array.
+    """
+    found: list[bytes] = []
+    depth = start = 0
+    for token in _TOKEN.finditer(text):
+        word = token.group()
+        if depth == 0 and (word != b"[" or found or start):
+            return None
+        if depth == 1 and word in (b",", b"]"):
+            found.append(text[start : token.start()].strip())
+            start = token.end()
+        if word in (b"{", b"["):
+            depth += 1
+            start = token.end() if depth == 1 else start
+        elif word in (b"}", b"]"):
+            depth -= 1
+    if depth != 0 or not start:
+        return None
+    return [] if found == [b""] else found

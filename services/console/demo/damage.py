@@ -59,13 +59,16 @@ def _swap(recording: Recording) -> bool:
 
 def _jump(recording: Recording) -> bool:
     """As if the gateway had passed over an event that the device then had to pull: it is not among the pushed."""
-    for before, one, after in zip(recording.pushed, recording.pushed[1:], recording.pushed[2:], strict=False):
-        same = (before.session, before.conversation_id) == (one.session, one.conversation_id)
-        if same and (after.session, after.conversation_id) == (one.session, one.conversation_id):
-            if before.seq < one.seq < after.seq:
-                what = (one.session, one.conversation_id, one.seq)
-                recording.pushed[:] = [p for p in recording.pushed if (p.session, p.conversation_id, p.seq) != what]
-                return True
+    places: dict[tuple[int, str], list[int]] = {}
+    for one in recording.pushed:
+        seqs = places.setdefault((one.session, one.conversation_id), [])
+        if not seqs or one.seq > seqs[-1]:
+            seqs.append(one.seq)
+    for place, seqs in places.items():
+        if len(seqs) > 2:
+            what = (*place, seqs[1])
+            recording.pushed[:] = [p for p in recording.pushed if (p.session, p.conversation_id, p.seq) != what]
+            return True
     return False
 
 

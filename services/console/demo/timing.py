@@ -56,5 +56,3 @@ def recovery(killed_at: float, shown: Iterable[tuple[float, float]]) -> float | 
     """
     times = [displayed - killed_at for written, displayed in shown if written > killed_at]
     return min(times) if times else None
-
-

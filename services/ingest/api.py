@@ -1,0 +1,220 @@
+"""Ingest's HTTP door (protocol §6)."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.requests import ClientDisconnect
+
+from services.ingest import problems, schemas
+from services.ingest.admission import Send, admit, creator, reader
+from services.ingest.conversations import CreateRequest, plan
+from services.ingest.items import item, items
+from services.ingest.metrics import SENDS
+from services.ingest.openapi import describe, takes
+from services.ingest.writer import Written
+from shared.auth import Claims, bearer
+from shared.contracts.decode import decode
+from shared.contracts.frames import MAX_PAGE
+from shared.contracts.words import MAX_SEQ, TRACEPARENT, UUID
+from shared.errors import BadRequestError, TimedOutError, TooLargeError, WaybillError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from services.ingest.conversations import Conversations
+    from services.ingest.lanes import Lanes
+    from services.ingest.timeline import Direction, Timeline
+    from shared.auth import Verifier
+
+_JSON = "application/json"
+_READ_S = 30.0
+_SLICE_BYTES = 256 * 1024
+"""So many bytes of bodies are parsed at a time before other requests get their turn."""
+
+_UUID = re.compile(UUID)
+_TRACEPARENT = re.compile(TRACEPARENT)
+_DIGITS = re.compile(r"\A[0-9]{1,19}\Z")
+_CREATE = msgspec.json.Decoder(CreateRequest)
+_ENCODER = msgspec.json.Encoder()
+
+Answer = Written | WaybillError
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What stands behind the API. ``max_body``: bytes of an event's body; ``max_request``: of an HTTP body."""
+
+    verifier: Verifier
+    lanes: Lanes
+    conversations: Conversations
+    timeline: Timeline
+    digest_key: bytes
+    max_body: int
+    max_request: int
+
+
+def public_app(door: Door) -> FastAPI:
+    """The public port."""
+    app = FastAPI(title="Waybill ingest", version="1", redoc_url=None)
+    problems.install(app)
+    failures: dict[int | str, dict[str, Any]] = {"default": {"model": schemas.HttpProblem, "description": "A problem"}}
+
+    @app.post(
+        "/v1/events",
+        summary="Write events",
+        responses={200: {"model": schemas.Results}, **failures},
+        openapi_extra=takes(schemas.Sends),
+    )
+    async def write(request: Request) -> Response:
+        claims = await _claims(door, request)
+        texts = items(await _body(request, door.max_request))
+        answers = await _write(door, claims, texts, _traceparent(request))
+        return _json({"results": [_result(answer) for answer in answers]})
+
+    @app.post(
+        "/v1/conversations",
+        summary="Make a conversation",
+        status_code=201,
+        responses={200: {"model": schemas.Created}, 201: {"model": schemas.Created}, **failures},
+        openapi_extra=takes(schemas.Create),
+    )
+    async def create(request: Request) -> Response:
+        claims = await _claims(door, request)
+        asked = decode(_CREATE, await _body(request, door.max_request), fallback="members")
+        planned = plan(asked, creator(claims, asked.creator_id))
+        existing = await door.conversations.create(planned)
+        told = {"conversation_id": planned.conversation_id, "existing": existing}
+        return _json(told, status=200 if existing else 201)
+
+    @app.get(
+        "/v1/conversations/{conversation_id}",
+        summary="What a conversation is now",
+        responses={200: {"model": schemas.Conversation}, **failures},
+    )
+    async def state(conversation_id: str, request: Request) -> Response:
+        claims = await _claims(door, request)
+        return _json(await door.conversations.state(_conversation(conversation_id), reader(claims)))
+
+    @app.get(
+        "/v1/conversations/{conversation_id}/events",
+        summary="A page of the timeline",
+        responses={200: {"model": schemas.Page}, **failures},
+        openapi_extra={
+            "parameters": [
+                {"name": name, "in": "query", "description": what, "schema": {"type": "integer"}}
+                for name, what in (
+                    ("after", "Events above this seq. Exactly one of after, before."),
+                    ("before", "Events below this seq."),
+                    ("limit", "At most so many, 1 to 500; 100 if not said."),
+                )
+            ]
+        },
+    )
+    async def page(conversation_id: str, request: Request) -> Response:
+        claims = await _claims(door, request)
+        found = _conversation(conversation_id)
+        direction, cursor, limit = _asked(request.query_params)
+        text = await door.timeline.page(found, reader(claims), direction, cursor, limit)
+        return Response(text, media_type=_JSON)
+
+    describe(app)
+    return app
+
+
+async def _write(door: Door, claims: Claims, texts: Sequence[bytes], traceparent: str | None) -> list[Answer]:
+    answers: list[Answer | None] = []
+    sends: list[Send] = []
+    unparsed = 0
+    for text in texts:
+        unparsed += len(text)
+        if unparsed > _SLICE_BYTES:
+            unparsed = 0
+            await asyncio.sleep(0)
+        try:
+            sends.append(
+                admit(claims, item(text), digest_key=door.digest_key, max_body=door.max_body, traceparent=traceparent)
+            )
+            answers.append(None)
+        except WaybillError as error:
+            answers.append(error)
+    try:
+        written = iter(await door.lanes.send(sends))
+    except WaybillError as error:
+        SENDS.labels(error.code).inc(len(sends))
+        raise
+    done = [next(written) if answer is None else answer for answer in answers]
+    for result, count in Counter(map(_name, done)).items():
+        SENDS.labels(result).inc(count)
+    return done
+
+
+def _name(answer: Answer) -> str:
+    if isinstance(answer, WaybillError):
+        return answer.code
+    return "duplicate" if answer.duplicate else "new"
+
+
+def _result(answer: Answer) -> dict[str, object]:
+    if isinstance(answer, WaybillError):
+        return {"status": answer.status, "error": answer.as_dict()}
+    return {"status": 200 if answer.duplicate else 201, "event": answer}
+
+
+def _json(content: object, status: int = 200) -> Response:
+    return Response(_ENCODER.encode(content), status_code=status, media_type=_JSON)
+
+
+async def _claims(door: Door, request: Request) -> Claims:
+    return await door.verifier.verify(bearer(request.headers.get("authorization")))
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    length = request.headers.get("content-length", "")
+    if _DIGITS.match(length) and int(length) > limit:
+        raise TooLargeError(f"a request has at most {limit} bytes")
+    read = bytearray()
+    try:
+        async with asyncio.timeout(_READ_S):
+            async for chunk in request.stream():
+                read += chunk
+                if len(read) > limit:
+                    raise TooLargeError(f"a request has at most {limit} bytes")
+    except TimeoutError:
+        raise TimedOutError("the request did not come in time") from None
+    except ClientDisconnect:
+        raise BadRequestError("the request ended early") from None
+    return bytes(read)
+
+
+def _traceparent(request: Request) -> str | None:
+    found = request.headers.get("traceparent")
+    return found if found is not None and _TRACEPARENT.match(found) else None
+
+
+def _conversation(text: str) -> str:
+    if not _UUID.match(text):
+        raise BadRequestError("expected a UUID", field="conversation_id")
+    return text.lower()
+
+
+def _asked(query: Mapping[str, str]) -> tuple[Direction, int, int]:
+    if ("after" in query) == ("before" in query):
+        raise BadRequestError("exactly one of after, before", field="after")
+    limit = _number(query, "limit", low=1, high=MAX_PAGE) if "limit" in query else 100
+    if "after" in query:
+        return "after", _number(query, "after", low=0, high=MAX_SEQ), limit
+    return "before", _number(query, "before", low=1, high=MAX_SEQ), limit
+
+
+def _number(query: Mapping[str, str], name: str, *, low: int, high: int) -> int:
+    text = query[name]
+    if not _DIGITS.match(text) or not low <= int(text) <= high:
+        raise BadRequestError(f"expected a number from {low} to {high}", field=name)
+    return int(text)

@@ -1,0 +1,101 @@
+"""The process: one public port, one private port, writer lanes between them and Postgres."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from services.ingest.api import Door, public_app
+from services.ingest.conversations import Conversations
+from services.ingest.lanes import Lanes, Limits
+from services.ingest.moderation import Hook, Moderated
+from services.ingest.readiness import Readiness
+from services.ingest.settings import IngestSettings
+from services.ingest.timeline import Timeline
+from services.ingest.writer import Writer
+from shared.auth import Verifier
+from shared.health import private_app
+from shared.postgres import open_pool
+from shared.runtime import http, run
+from shared.settings import load
+
+if TYPE_CHECKING:
+    from services.ingest.lanes import Write
+
+DRAIN_S = 10.0
+"""How long what is queued at SIGTERM may take; then it stays without an answer, and its senders try again."""
+
+
+async def serve(settings: IngestSettings, stop: asyncio.Event) -> None:
+    """Run ingest until ``stop`` is set and what was accepted is written."""
+    url, timeout_s = str(settings.postgres_url), settings.send_timeout_s
+    digest_key = settings.digest_key.get_secret_value().encode()
+    async with AsyncExitStack() as stack:
+        # Pools of their own: neither a lane nor a reader can take the other's last connection.
+        writers = await stack.enter_async_context(
+            open_pool(url, size=settings.lanes, name="waybill ingest lanes", timeout_s=timeout_s)
+        )
+        readers = await stack.enter_async_context(
+            open_pool(url, size=settings.postgres_pool - settings.lanes, name="waybill ingest", timeout_s=timeout_s)
+        )
+        write = await _writing(settings, Writer(writers, timeout_s), stack)
+        lanes = Lanes(write, _limits(settings))
+        readiness = Readiness(readers)
+
+        async def draining() -> str | None:
+            return "draining" if stop.is_set() else None
+
+        private = private_app({"process": draining, "postgres": readiness.postgres})
+        public = public_app(
+            Door(
+                verifier=Verifier(settings),
+                lanes=lanes,
+                conversations=Conversations(readers, digest_key, timeout_s),
+                timeline=Timeline(readers, timeout_s),
+                digest_key=digest_key,
+                max_body=settings.max_body_bytes,
+                max_request=settings.max_request_bytes,
+            )
+        )
+        async with http(private, settings.private_host, settings.ingest_private_port), asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(lanes.run(), name="lanes")
+            async with http(public, settings.host, settings.ingest_port):
+                await stop.wait()
+            lanes.stop()
+            await asyncio.wait([writing], timeout=DRAIN_S)
+            writing.cancel()
+
+
+async def _writing(settings: IngestSettings, writer: Writer, stack: AsyncExitStack) -> Write:
+    if settings.moderation_url is None:
+        return writer.write
+    connector = aiohttp.TCPConnector(limit=settings.lanes)
+    session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+    hook = Hook(session, str(settings.moderation_url), settings.moderation_timeout_ms / 1000)
+    return Moderated(writer, hook, settings.moderation_when_away).write
+
+
+def _limits(settings: IngestSettings) -> Limits:
+    return Limits(
+        lanes=settings.lanes,
+        gather_s=settings.gather_ms / 1000,
+        batch_items=settings.batch_items,
+        batch_bytes=settings.batch_bytes,
+        queue_items=settings.queue_items,
+        queue_bytes=settings.queue_bytes,
+        send_timeout_s=settings.send_timeout_s,
+    )
+
+
+def main() -> None:
+    """Entry of `python -m services.ingest.main`."""
+    settings = load(IngestSettings)
+    run("ingest", settings.log_level, partial(serve, settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,1 @@
-
+"""Benchmarks: Waybill and a reference, side by side in one run."""

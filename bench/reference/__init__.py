@@ -1,1 +1,1 @@
-
+"""The plain design that Waybill is measured against."""

@@ -55,6 +55,7 @@ class ServicePart:
         self.pid = 0
         self.log = folder / f"{service.name}.log"
         self._folder = folder
+        self._log_from = 0
         self._child: Child | None = None
 
     def alive(self) -> bool:
@@ -72,6 +73,7 @@ class ServicePart:
             stop_seconds=STOP_SECONDS,
             environment=self.service.environment,
         )
+        self._log_from = self.log.stat().st_size if self.log.exists() else 0
         try:
             self._child = Child(command)
         except OSError as error:
@@ -108,7 +110,11 @@ class ServicePart:
             os.kill(self.pid, signal.SIGKILL)
 
     def _failure(self, what: str) -> StartError:
-        return StartError(f"{self.name} did not start: {what}\nlast lines of {self.log}:\n{tail(self.log)}")
+        # A log that had grown too large was set aside at the start, and is shorter than it was then.
+        offset = self._log_from if self.log.stat().st_size >= self._log_from else 0
+        return StartError(
+            f"{self.name} did not start: {what}\nlast lines of {self.log}:\n{tail(self.log, offset=offset)}"
+        )
 
 
 class StorePart:

@@ -4,14 +4,13 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from aiokafka.errors import KafkaError
-from rich.console import Console
-from rich.table import Table
 
 from deploy.local import endpoints as addresses
 from deploy.local import ports as store_ports
@@ -166,26 +165,22 @@ class Local:
         )
 
     def _show(self) -> None:
-        table = Table(title="Waybill runs", title_justify="left")
-        for column in ("part", "address", "health and metrics", "process"):
-            table.add_column(column, no_wrap=True)
+        rows = [("part", "process", "address", "health and metrics")]
         for part in self._services:
             address = public(self._ports, part.name) if part.name in self._ports else ""
-            table.add_row(part.name, address, part.service.private, str(part.pid))
-        for name, address in (
-            ("postgres", self._stack.postgres_url),
-            ("kafka", self._stack.kafka),
-            ("redis", self._stack.redis),
-        ):
-            table.add_row(name, address, "", str(self._stack.pids[name]))
-        console = Console()
-        console.print(table)
-        console.print(
-            f"Addresses: {self._file}\nLogs: {_logs(self._options.state)}\n"
-            f"A token: waybill token ada --state {self._options.state}\nCtrl-C stops all.",
-            highlight=False,
-            soft_wrap=True,
-        )
+            rows.append((part.name, str(part.pid), address, part.service.private))
+        stores = {"postgres": self._stack.postgres_url, "kafka": self._stack.kafka, "redis": self._stack.redis}
+        rows += [(name, str(self._stack.pids[name]), address, "") for name, address in stores.items()]
+        state = self._options.state
+        print("Waybill runs.", *_aligned(rows), sep="\n")
+        print(f"addresses  {self._file}\nlogs       {_logs(state)}\na token    waybill token ada --state {state}")
+        print("Ctrl-C stops all.", flush=True)
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    # Plain text, as wide as it is: addresses are there to be copied, also out of a pipe.
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

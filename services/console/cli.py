@@ -111,7 +111,7 @@ async def _migrate(settings: MigrateSettings) -> None:
 def _become(module: str, arguments: list[str]) -> NoReturn:
     # Not an import: no service imports another, and a process that is replaced keeps its id for whoever signals it.
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])  # noqa: S606 - our own program
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from datetime import UTC, datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -13,6 +14,7 @@ from aiokafka.errors import KafkaError
 from services.gateway.metrics import ACKS_WAITING
 from shared.clock import Backoff
 from shared.contracts.frames import MAX_RANGES
+from shared.errors import UnavailableError
 from shared.kafka import partition_of, producer
 from shared.logging import logger
 from shared.metrics import LOOP_ERRORS
@@ -27,6 +29,10 @@ _LOOP = LOOP_ERRORS.labels("acks")
 _PRODUCE_S = 15.0
 _CLOSE_S = 2.0
 _MOST_PER_FLUSH = 2_000
+_MOST_MARKS = 100_000
+_MOST_OF_DEVICE = 100
+_RETRY_MS = 1000
+_PRODUCE_ERRORS = (KafkaError, OSError, TimeoutError)
 
 
 class Device(NamedTuple):
@@ -47,32 +53,52 @@ class Mark(NamedTuple):
 
 
 class Waiting:
-    """What has not been confirmed: per device the union of its acked ranges, and all marks in order. Pure."""
+    """What has not been confirmed: per device the union of its acked ranges, and its marks in order. Pure."""
 
     def __init__(self) -> None:
         self.held: dict[Device, RangeSet] = {}
-        self.marks: list[Mark] = []
+        self.marks: dict[Device, list[Mark]] = {}
+        self._marks = 0
 
     def __len__(self) -> int:
-        return len(self.held) + len(self.marks)
+        return len(self.held) + self._marks
 
     def hold(self, device: Device, ranges: RangeSet) -> None:
         """Add what a device stores."""
         self.held[device] = self.held.get(device, EMPTY) | ranges
+
+    def mark(self, mark: Mark) -> None:
+        """Add a proposal. Raises `UnavailableError` if too many wait.
+
+        The client keeps its own mark and says it again.
+        """
+        if self._marks >= _MOST_MARKS or len(self.marks.get(mark.device, ())) >= _MOST_OF_DEVICE:
+            raise UnavailableError("too many read marks wait", retry_after_ms=_RETRY_MS)
+        self._add([mark])
 
     def take(self, most: int) -> Waiting:
         """Take about ``most`` of them out, in order."""
         taken = Waiting()
         for device in list(self.held)[:most]:
             taken.held[device] = self.held.pop(device)
-        taken.marks, self.marks = self.marks[:most], self.marks[most:]
+        while self.marks and taken._marks < most:
+            marks = self.marks.pop(next(iter(self.marks)))
+            self._marks -= len(marks)
+            taken._add(marks)
         return taken
 
     def put_back(self, taken: Waiting) -> None:
         """Put back what was taken and not confirmed: a repeat changes no mark, so more than was lost may go again."""
         for device, ranges in taken.held.items():
             self.hold(device, ranges)
-        self.marks = taken.marks + self.marks
+        newer, self.marks, self._marks = self.marks, {}, 0
+        for marks in (*taken.marks.values(), *newer.values()):
+            self._add(marks)
+
+    def _add(self, marks: list[Mark]) -> None:
+        for mark in marks:
+            self.marks.setdefault(mark.device, []).append(mark)
+        self._marks += len(marks)
 
     def records(self) -> list[tuple[str, dict[str, object]]]:
         """The records of the acks topic as (key, value without its time)."""
@@ -82,7 +108,7 @@ class Waiting:
             for start in range(0, len(pairs), MAX_RANGES):
                 some = pairs[start : start + MAX_RANGES]
                 out.append((device.conversation_id, {**device._asdict(), "kind": "delivered", "ranges": some}))
-        for mark in self.marks:
+        for mark in chain.from_iterable(self.marks.values()):
             value = {**mark.device._asdict(), "kind": mark.kind, "seq": mark.seq, "version": mark.version}
             out.append((mark.device.conversation_id, value))
         return out
@@ -108,8 +134,8 @@ class Acks:
             self._some.set()
 
     def mark(self, mark: Mark) -> None:
-        """A device proposes a read mark."""
-        self._waiting.marks.append(mark)
+        """A device proposes a read mark. Raises `UnavailableError` if too many wait."""
+        self._waiting.mark(mark)
         self._some.set()
 
     async def run(self) -> None:
@@ -118,13 +144,14 @@ class Acks:
         while True:
             made = producer(self._bootstrap, client_id=self._client_id, idempotent=False)
             try:
-                await made.start()
+                async with asyncio.timeout(_PRODUCE_S):
+                    await made.start()
                 while True:
                     await self._some.wait()
                     await asyncio.sleep(self._flush_s)
                     await self._flush(made)
                     backoff.reset()
-            except (KafkaError, OSError, TimeoutError) as error:
+            except _PRODUCE_ERRORS as error:
                 _LOOP.inc()
                 logger(__name__).warning(
                     "acks wait: Kafka is away", error=type(error).__name__, waiting=len(self._waiting)
@@ -163,21 +190,27 @@ class Acks:
 
     async def _produce(self, made: AIOKafkaProducer, taken: Waiting) -> None:
         at = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        confirmations = [
-            await made.send(
-                self._topic,
-                msgspec.json.encode({**value, "at": at}),
-                key=key.encode(),
-                partition=partition_of(key),
+        confirmations: list[asyncio.Future[object]] = []
+        for key, value in taken.records():
+            value["at"] = at
+            sent = await made.send(
+                self._topic, msgspec.json.encode(value), key=key.encode(), partition=partition_of(key)
             )
-            for key, value in taken.records()
-        ]
-        for outcome in await asyncio.gather(*confirmations, return_exceptions=True):
+            sent.add_done_callback(_look_at)
+            confirmations.append(sent)
+        outcomes = await asyncio.gather(*confirmations, return_exceptions=True)
+        for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
 
 
+def _look_at(outcome: asyncio.Future[object]) -> None:
+    # One that nobody looks at, because an earlier one failed, would be an error in the log.
+    if not outcome.cancelled():
+        outcome.exception()
+
+
 async def _close(made: AIOKafkaProducer) -> None:
-    with contextlib.suppress(KafkaError, OSError, TimeoutError):
+    with contextlib.suppress(*_PRODUCE_ERRORS):
         async with asyncio.timeout(_CLOSE_S):
             await made.stop()

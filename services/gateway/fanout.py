@@ -15,6 +15,8 @@ from services.gateway.metrics import CURSOR_BREAKS, DROPPED_RECORDS, PUSH_SECOND
 from services.gateway.session import Offer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from services.gateway.session import Feed, Session
 
 MEMBER = "waybill.event.member"
@@ -61,16 +63,20 @@ class Room:
         return self.head
 
 
-class _Change(msgspec.Struct, frozen=True):
-    action: str | None = None
-    user_id: str | None = None
-    role: str | None = None
-    members: list[str] = []
-
-
 class _Changing(msgspec.Struct, frozen=True):
     sender_id: str
-    body: _Change
+    body: dict[str, msgspec.Raw]
+
+    def text(self, name: str) -> str | None:
+        """A string member of the body. A client may have put anything else into it: then None."""
+        try:
+            return _TEXT.decode(self.body.get(name, _NULL))
+        except msgspec.MsgspecError:
+            return None
+
+    def created_with(self) -> list[str]:
+        """The members that a conversation was created with."""
+        return [*_NAMES.decode(self.body.get("members", _NONE)), self.sender_id]
 
 
 class _Targeting(msgspec.Struct, frozen=True):
@@ -84,6 +90,9 @@ class _Receipt(msgspec.Struct, frozen=True):
     device_id: str | None = None
 
 
+_NULL, _NONE = msgspec.Raw(b"null"), msgspec.Raw(b"[]")
+_TEXT = msgspec.json.Decoder(str | None)
+_NAMES = msgspec.json.Decoder(list[str])
 _CHANGING = msgspec.json.Decoder(_Changing)
 _TARGETING = msgspec.json.Decoder(_Targeting)
 _RECEIPT = msgspec.json.Decoder(_Receipt)
@@ -124,12 +133,24 @@ class Fanout:
         if not followers:
             self.users.pop(follower.user_id, None)
 
-    def recheck(self) -> None:
-        """Records may have been missed: compare every feed with Postgres once."""
-        for room in self.rooms.values():
+    def heads(self, heads: Mapping[str, int]) -> None:
+        """The heads of conversations as they are in the store: who is below reads."""
+        for conversation_id, head in heads.items():
+            room = self.rooms.get(conversation_id)
+            if room is None:
+                continue
+            room.know(head)
             for follower, feed in room.feeds.items():
-                follower.session.fall_behind(feed)
-                follower.wake()
+                if feed.position < head:
+                    follower.session.fall_behind(feed)
+                    follower.wake()
+
+    def belongs(self, user_id: str, conversation_id: str) -> None:
+        """The user is or was a member: its sessions follow the conversation if they do not yet."""
+        for follower in self.users.get(user_id, ()):
+            if conversation_id not in follower.session.feeds:
+                self.enter(follower, conversation_id)
+                follower.load(conversation_id)
 
     def wants(self, conversation_id: str, type_: str) -> bool:
         """Whether a record has to be looked at: a look-up, before any JSON is touched."""
@@ -157,8 +178,8 @@ class Fanout:
         pushed = 0
         for follower, feed in room.feeds.items():
             if change is not None and not feed.loading and seq > feed.as_of:
-                self._apply(follower, feed, seq, change)
-            if target and not feed.may_see(target):
+                self._apply(follower, feed, seq, change, type_)
+            if target and seq > feed.position and feed.may_see(seq) and not feed.may_see(target):
                 follower.session.fall_behind(feed)  # its edit comes without a body: present_frame knows how
                 follower.wake()
                 continue
@@ -201,23 +222,24 @@ class Fanout:
             follower.write(value)
 
     def _bring_in(self, conversation_id: str, change: _Changing) -> None:
-        users: list[str] = []
-        if change.body.action == "create":
-            users = [*change.body.members, change.sender_id]
-        elif change.body.action == "add" and change.body.user_id is not None:
-            users = [change.body.user_id]
-        for user_id in users:
-            for follower in self.users.get(user_id, ()):
-                if conversation_id not in follower.session.feeds:
-                    self.enter(follower, conversation_id)
-                    follower.load(conversation_id)
+        action = change.text("action")
+        if action == "create":
+            for user_id in change.created_with():
+                self.belongs(user_id, conversation_id)
+        elif action == "add":
+            self.belongs(change.text("user_id") or "", conversation_id)
 
-    def _apply(self, follower: Follower, feed: Feed, seq: int, change: _Changing) -> None:
-        action = change.body.action
-        if action is None:
-            follower.load(feed.conversation_id)  # a `conversation` event: title and the like
+    def _apply(self, follower: Follower, feed: Feed, seq: int, change: _Changing, type_: str) -> None:
+        if type_ == CONVERSATION:
+            if feed.may_see(seq):
+                follower.load(feed.conversation_id)  # the title and the like
             return
-        subject = change.sender_id if action == "leave" else change.body.user_id
-        if action != "create" and subject == follower.user_id:
-            feed.changed_by(seq, action, change.body.role)
-            follower.load(feed.conversation_id)
+        action = change.text("action")
+        subject = change.sender_id if action == "leave" else change.text("user_id")
+        if action is None or subject != follower.user_id:
+            return
+        before = feed.visible
+        feed.changed_by(seq, action, change.text("role"))
+        if feed.visible - before:
+            follower.session.reload(feed)
+        follower.load(feed.conversation_id)

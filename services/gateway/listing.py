@@ -112,8 +112,13 @@ async def list_conversations(pool: Pool, user_id: str, device_id: str, ids: Sequ
     with unavailable_if_away():
         rows = await pool.fetch(_LIST, user_id, device_id, ids)
     found = [_listed(row, user_id) for row in rows]
-    found.sort(key=lambda listed: (listed.unread > 0, listed.updated_at or ""), reverse=True)
+    found.sort(key=newest_first, reverse=True)
     return found
+
+
+def newest_first(listed: Listed) -> tuple[bool, str]:
+    """What conversations are sorted by, descending: those with unread events first, newest first."""
+    return listed.unread > 0, listed.updated_at or ""
 
 
 def _listed(row: Record, user_id: str) -> Listed:

@@ -10,6 +10,7 @@ from services.gateway.catchup import CatchUp
 from services.gateway.connection import Parts
 from services.gateway.fanout import Fanout
 from services.gateway.presence import Presence
+from services.gateway.recheck import Recheck
 from services.gateway.sends import Sends
 from services.gateway.settings import GatewaySettings
 from services.gateway.socket import Sockets
@@ -33,7 +34,6 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     topics = Topics(settings.topic_prefix)
     fanout = Fanout()
     client_id = f"waybill-gateway-{settings.gateway_name}"
-    stream = Stream(settings.kafka_bootstrap, topics, fanout, client_id=client_id)
     acks = Acks(
         settings.kafka_bootstrap, topics.acks, flush_s=settings.gateway_ack_flush_ms / 1000, client_id=client_id
     )
@@ -53,6 +53,8 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
         open_pool(str(settings.postgres_url), size=settings.postgres_pool, name="waybill-gateway") as pool,
         asyncio.TaskGroup() as tasks,
     ):
+        recheck = Recheck(pool, fanout)
+        stream = Stream(settings.kafka_bootstrap, topics, fanout, client_id=client_id, missed=recheck.ask)
         parts = Parts(
             settings=settings,
             pool=pool,
@@ -65,14 +67,15 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
         )
         loops = [
             tasks.create_task(stream.run(), name="stream"),
+            tasks.create_task(recheck.run(), name="recheck"),
             tasks.create_task(acks.run(), name="acks"),
             tasks.create_task(sends.run(), name="sends"),
             tasks.create_task(presence.run(), name="presence"),
         ]
         app = private_app({"postgres": lambda: _postgres(pool), "stream": lambda: _started(stream)})
         async with http(app, settings.private_host, settings.gateway_private_port):
-            stopping = asyncio.create_task(stop.wait())
-            starting = asyncio.create_task(stream.started.wait())
+            stopping = tasks.create_task(stop.wait(), name="stopping")
+            starting = tasks.create_task(stream.started.wait(), name="starting")
             await asyncio.wait({stopping, starting}, return_when=asyncio.FIRST_COMPLETED)
             starting.cancel()
             if not stop.is_set():

@@ -81,12 +81,14 @@ class Presence:
     async def _tell(self, here: dict[str, str], gone: dict[str, str]) -> None:
         if not here and not gone:
             return
-        until = time.time() + 2 * self._refresh_s
+        now = time.time()
+        until = now + 2 * self._refresh_s
         async with self._redis.pipeline(transaction=False) as pipe:
             for session_id, user_id in gone.items():
                 pipe.zrem(self._key(user_id), f"{self._gateway}/{session_id}")
             for session_id, user_id in here.items():
                 key = self._key(user_id)
+                pipe.zremrangebyscore(key, "-inf", now)
                 pipe.zadd(key, {f"{self._gateway}/{session_id}": until})
                 pipe.expire(key, int(2 * self._refresh_s) + 1)
             await pipe.execute()

@@ -6,14 +6,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from services.gateway.acks import Device, Mark
-from services.gateway.connection import Close
+from services.gateway.close import Close
 from services.gateway.metrics import IGNORED_ACKS
 from shared.contracts import frames
 from shared.errors import (
     BadRequestError,
     InternalError,
     NotFoundError,
-    RateLimitedError,
     UnauthenticatedError,
     WaybillError,
 )
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from services.gateway.connection import Connection
     from services.gateway.sends import Outcome
     from services.gateway.session import Feed
-
-_RETRY_MS = 500
 
 
 async def handle(connection: Connection, text: str | bytes) -> None:
@@ -57,6 +54,7 @@ async def handle(connection: Connection, text: str | bytes) -> None:
 async def _answer(connection: Connection, frame: frames.Known) -> None:
     match frame:
         case frames.Send():
+            await connection.turn_to_send()
             _send(connection, frame)
         case frames.Ack():
             _ack(connection, frame)
@@ -85,11 +83,8 @@ async def _answer(connection: Connection, frame: frames.Known) -> None:
 
 
 def _send(connection: Connection, frame: frames.Send) -> None:
-    if connection.sends_waiting >= connection.parts.settings.gateway_session_sends:
-        raise RateLimitedError("too many sends wait for an answer", retry_after_ms=_RETRY_MS)
-
     def answer(outcome: Outcome) -> None:
-        connection.sends_waiting -= 1
+        connection.answered()
         if isinstance(outcome, WaybillError):
             connection.refuse(outcome, frame.rid)
             return
@@ -107,7 +102,7 @@ def _send(connection: Connection, frame: frames.Send) -> None:
         )
 
     connection.parts.sends.submit(connection.user_id, frame, answer)
-    connection.sends_waiting += 1
+    connection.sending()
 
 
 def _feed(connection: Connection, conversation_id: str) -> Feed | None:
@@ -144,6 +139,9 @@ async def _pull(connection: Connection, frame: frames.Pull) -> None:
         before=frame.before,
         limit=frame.limit,
     )
+    room = connection.parts.fanout.rooms.get(found.conversation_id)
+    if room is not None:
+        room.know(found.head)  # what is pulled may be acked, even if Kafka has not brought it yet
     connection.write(found.encode(t="page", rid=frame.rid))
 
 

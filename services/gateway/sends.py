@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from shared.contracts.frames import Create, Send
 
 _BATCH = 500
+_BATCH_BYTES = 4 * 1024 * 1024
+_LEAST_S = 1.0
+"""Least time that a batch gets, however long its oldest send has waited."""
+
 _AT_ONCE = 8
 _TOKEN_S = 300
 _RETRY_MS = 1000
@@ -84,6 +88,11 @@ class Pending:
     answer: Callable[[Outcome], None]
     deadline: float
 
+    @property
+    def size(self) -> int:
+        """Bytes of its body, about."""
+        return len(bytes(self.send.body))
+
     def item(self) -> dict[str, object]:
         """The item of `POST /v1/events`."""
         send = self.send
@@ -118,20 +127,25 @@ class Runs:
         if key not in self.in_flight:
             self.ready[key] = None
 
-    def take(self, most: int) -> dict[Key, list[Pending]]:
-        """A batch of at most ``most``, keys in turn; its keys are in flight until `done`."""
+    def take(self, most: int, most_bytes: int) -> dict[Key, list[Pending]]:
+        """A batch of at most ``most``, keys in turn; its keys are in flight until `done`.
+
+        It is closed by the send with which it has ``most_bytes`` of bodies.
+        """
         batch: dict[Key, list[Pending]] = {}
-        left = most
-        while self.ready and left > 0:
+        left, bytes_left = most, most_bytes
+        while self.ready and left > 0 and bytes_left > 0:
             key = next(iter(self.ready))
             del self.ready[key]
-            queue = self.waiting[key]
-            run = [queue.popleft() for _ in range(min(left, len(queue)))]
+            queue, run = self.waiting[key], []
+            while queue and left > 0 and bytes_left > 0:
+                run.append(queue.popleft())
+                left -= 1
+                bytes_left -= run[-1].size
             if not queue:
                 del self.waiting[key]
             self.in_flight.add(key)
             batch[key] = run
-            left -= len(run)
         self.size -= most - left
         return batch
 
@@ -182,13 +196,12 @@ class Sends:
             body["title"] = create.title
         if create.conversation_id is not None:
             body["conversation_id"] = create.conversation_id
-        return _CREATED.decode(await self._post("/v1/conversations", body))
+        return _CREATED.decode(await self._post("/v1/conversations", body, self._timeout_s))
 
     async def run(self) -> None:
         """Forward until cancelled; what waits then is answered `unavailable`."""
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         connector = aiohttp.TCPConnector(limit=_AT_ONCE * 2)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as self._http:
+        async with aiohttp.ClientSession(connector=connector) as self._http:
             try:
                 async with asyncio.TaskGroup() as batches:
                     while True:
@@ -196,13 +209,14 @@ class Sends:
                         self._some.clear()
                         while self._runs.ready:
                             await self._turns.acquire()
-                            batch = self._runs.take(_BATCH)
+                            batch = self._runs.take(_BATCH, _BATCH_BYTES)
                             batches.create_task(self._forward(batch))
             finally:
                 while self._runs.size:
                     self._runs.ready.update(dict.fromkeys(self._runs.waiting))
                     _answer_all(
-                        self._runs.take(_BATCH), UnavailableError("the gateway stops", retry_after_ms=_RETRY_MS)
+                        self._runs.take(_BATCH, _BATCH_BYTES),
+                        UnavailableError("the gateway stops", retry_after_ms=_RETRY_MS),
                     )
 
     async def _forward(self, batch: dict[Key, list[Pending]]) -> None:
@@ -215,7 +229,8 @@ class Sends:
             if not items:
                 return
             try:
-                answer = await self._post("/v1/events", {"events": [pending.item() for pending in items]})
+                patience = max(min(_LEAST_S, self._timeout_s), min(item.deadline for item in items) - now)
+                answer = await self._post("/v1/events", {"events": [pending.item() for pending in items]}, patience)
                 results = _RESULTS.decode(answer).results
                 if len(results) != len(items):
                     raise InternalError("ingest answered another number of results")
@@ -233,12 +248,17 @@ class Sends:
             SENDS_WAITING.set(self._runs.size)
             self._some.set()
 
-    async def _post(self, path: str, body: dict[str, object]) -> bytes:
+    async def _post(self, path: str, body: dict[str, object], timeout_s: float) -> bytes:
         if self._http is None:
             raise UnavailableError("the gateway starts", retry_after_ms=_RETRY_MS)
         headers = {"Authorization": f"Bearer {self._bearer()}", "Content-Type": "application/json"}
         try:
-            async with self._http.post(self._url + path, data=msgspec.json.encode(body), headers=headers) as answer:
+            async with self._http.post(
+                self._url + path,
+                data=msgspec.json.encode(body),
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=timeout_s),
+            ) as answer:
                 text = await answer.read()
         except TimeoutError:
             raise TimedOutError("no answer in time") from None

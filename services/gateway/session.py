@@ -46,11 +46,13 @@ class Feed:
     """One conversation in one session.
 
     ``position``: everything visible up to it was handed to the socket. ``as_of``: the seq up to which ``visible`` and
-    ``role`` are known. ``acked``: what the device says it stores. ``loading`` until its `conversation` frame is out.
+    ``role`` are known. ``acked``: what the device says it stores. ``loading``: its `conversation` frame has to go out
+    before any event; ``fresh``: none went out yet.
     """
 
     conversation_id: str
     loading: bool = True
+    fresh: bool = True
     reading: bool = False
     direct: bool = False
     keeps_history: bool = False
@@ -67,15 +69,19 @@ class Feed:
         """Whether the user may read this seq; true only for what ``as_of`` covers or a member's open range."""
         return seq in self.visible
 
+    def gains(self, visible: RangeSet) -> bool:
+        """Whether ``visible`` holds what the user could not see so far."""
+        return bool(visible - self.visible)
+
     def changed_by(self, seq: int, action: str, role: str | None) -> None:
         """Apply a `member` event about this user; one that ``as_of`` covers already changes nothing."""
         if seq <= self.as_of:
             return
         if action == "add":
-            self.visible |= RangeSet([(1 if self.keeps_history else seq, OPEN)])
+            self._see(self.visible | RangeSet([(1 if self.keeps_history else seq, OPEN)]))
             self.role = role or "member"
         elif action in ("remove", "leave"):
-            self.visible = self.visible.up_to(seq)
+            self._see(self.visible.up_to(seq))
         elif role is not None:
             self.role = role
         self.as_of = seq
@@ -83,7 +89,15 @@ class Feed:
     def known(self, as_of: int, visible: RangeSet, role: str) -> None:
         """Take membership as a read found it; an older read than what is known changes nothing."""
         if as_of >= self.as_of:
-            self.as_of, self.visible, self.role = as_of, visible, role
+            self.as_of, self.role = as_of, role
+            self._see(visible)
+
+    def _see(self, visible: RangeSet) -> None:
+        # Who is added again to a conversation that keeps its history may see what was passed over meanwhile.
+        gained = (visible - self.visible).lowest
+        if gained is not None and gained <= self.position:
+            self.position = gained - 1
+        self.visible = visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +162,11 @@ class Session:
         if feed.position < head:
             self._behind[feed] = None
 
+    def reload(self, feed: Feed) -> None:
+        """The user may see more than before: no event goes out until its `conversation` frame has, again."""
+        feed.loading = True
+        self._behind.pop(feed, None)
+
     def offer(self, feed: Feed, seq: int, now: float, *, congested: bool = False) -> Offer:
         """An event came from Kafka. ``congested``: the socket's buffer is full."""
         if seq <= feed.position:
@@ -195,21 +214,22 @@ class Session:
         ``complete``: nothing visible is left up to ``head``, the head that the read saw. A read that ended short of
         ``known_head`` (the read came from a replica, or an event came meanwhile) leaves the feed behind.
         """
-        feed = read.feed
-        feed.reading = False
-        self._reserved -= read.limit
+        feed = self._ended(read)
         for seq in seqs:
             self.pushed(feed, seq, now)
         if complete:
             feed.position = max(feed.position, head)
         if feed.position < known_head:
-            self._behind[feed] = None
+            self.fall_behind(feed)
 
     def read_failed(self, read: Read) -> None:
-        """A read failed; the feed stays behind."""
+        """A read failed, or what it brought cannot be used; the feed stays behind."""
+        self.fall_behind(self._ended(read))
+
+    def _ended(self, read: Read) -> Feed:
         read.feed.reading = False
         self._reserved -= read.limit
-        self._behind[read.feed] = None
+        return read.feed
 
     def ack(self, feed: Feed, ranges: Iterable[tuple[int, int]], head: int) -> tuple[RangeSet, int]:
         """The device stores ``ranges``. Returns what of it is new and counts, and how many seqs do not count.
@@ -237,6 +257,14 @@ class Session:
             if seqs:
                 due.append(Resend(feed, seqs))
         return due
+
+    def not_resent(self, resend: Resend) -> None:
+        """They could not be read: it was no try, and they are due again."""
+        for seq in resend.seqs:
+            sent = resend.feed.unacked.get(seq)
+            if sent is not None:
+                sent.tries -= 1
+                sent.due -= self._resend_s * (2.0 ** (sent.tries + 1) - 1)
 
     def overdue(self, now: float) -> bool:
         """Whether some event was sent again as often as allowed and its last time is up."""

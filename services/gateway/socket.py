@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from websockets.asyncio.server import serve
 from websockets.exceptions import ConnectionClosed, NegotiationError
 
-from services.gateway.connection import Close, Connection
+from services.gateway.close import Close
+from services.gateway.connection import Connection
 from services.gateway.metrics import SESSIONS, SESSIONS_ENDED
 from services.gateway.requests import handle
 from shared.auth import bearer
@@ -45,6 +46,7 @@ class Sockets:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._sockets: set[ServerConnection] = set()
         self._open: set[Connection] = set()
         self._none_open = asyncio.Event()
         self._none_open.set()
@@ -70,10 +72,12 @@ class Sockets:
         try:
             yield server
         finally:
+            self._draining = True
             server.close(close_connections=False)
             await self.drain()
-            server.close()
-            await server.wait_closed()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await server.wait_closed()
 
     async def drain(self) -> None:
         """Tell all clients to come back after a spread of delays, and end their sessions."""
@@ -83,9 +87,14 @@ class Sockets:
             after_ms = random.randint(0, spread_ms)
             connection.say({"t": "reconnect", "after_ms": after_ms, "reason": "the server drains"})
             connection.end(Close(4503, "the server drains"))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FLUSH_S + 2 * _CLOSE_S):
-                await self._none_open.wait()
+        try:
+            async with asyncio.timeout(_FLUSH_S + 2 * _CLOSE_S), asyncio.TaskGroup() as closing:
+                for socket in self._sockets - {connection.socket for connection in self._open}:
+                    closing.create_task(socket.close(4503, "the server drains"))
+                closing.create_task(self._none_open.wait())
+        except TimeoutError:
+            for socket in self._sockets:
+                socket.transport.abort()
 
     def _request(self, connection: ServerConnection, request: Request) -> Response | None:
         if request.path.partition("?")[0] != PATH:
@@ -96,6 +105,8 @@ class Sockets:
 
     async def _accepted(self, socket: ServerConnection) -> None:
         close = Close(4500, "a fault of the server")
+        self._sockets.add(socket)
+        self._none_open.clear()
         try:
             hello, claims = await self._hello(socket)
             close = await self._session(socket, claims, hello)
@@ -109,10 +120,13 @@ class Sockets:
         reason = close.reason.encode()[:_REASON_BYTES].decode(errors="ignore")
         with contextlib.suppress(ConnectionClosed, TimeoutError):
             await socket.close(close.code, reason)
+        self._sockets.discard(socket)
+        if not self._sockets:
+            self._none_open.set()
 
     async def _hello(self, socket: ServerConnection) -> tuple[Hello, Claims]:
         """The first frame, and whom it speaks for."""
-        header = socket.request.headers.get("Authorization") if socket.request else None
+        headers = socket.request.headers.get_all("Authorization") if socket.request else []
         try:
             async with asyncio.timeout(self._parts.settings.gateway_hello_s):
                 text = await socket.recv()
@@ -122,8 +136,10 @@ class Sockets:
             hello = _as_hello(text)
         except BadRequestError as error:
             raise Close(4400, f"{error.field}: {error.message}") from None
+        if len(headers) > 1:
+            raise Close(4401, "one Authorization header, not several")
         try:
-            claims = await self._parts.verifier.verify(bearer(header) or hello.token)
+            claims = await self._parts.verifier.verify(bearer(next(iter(headers), None)) or hello.token)
         except UnauthenticatedError as error:
             raise Close(4401, error.message) from None
         except WaybillError as error:
@@ -136,17 +152,18 @@ class Sockets:
 
     async def _session(self, socket: ServerConnection, claims: Claims, hello: Hello) -> Close:
         """Run a session to its end; returns how it ended."""
+        if self._draining:
+            raise Close(4503, "the server drains")
         connection = Connection(socket, self._parts, claims, hello, str(uuid.uuid4()))
         self._open.add(connection)
-        self._none_open.clear()
         SESSIONS.inc()
         self._parts.presence.opened(connection.session_id, connection.user_id)
         close = Close(4500, "a fault of the server")
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(connection.follow())
+                tasks.create_task(connection.following.run())
                 tasks.create_task(connection.writer())
-                tasks.create_task(connection.clock())
+                tasks.create_task(connection.clock.run())
                 tasks.create_task(_read(connection, socket))
         except* Close as ends:
             close = _first(ends)
@@ -154,17 +171,16 @@ class Sockets:
             self._parts.fanout.unregister(connection)
             self._parts.presence.closed(connection.session_id)
             self._open.discard(connection)
-            if not self._open:
-                self._none_open.set()
             SESSIONS.dec()
         await connection.flush(_FLUSH_S)
         return close
 
 
 async def _read(connection: Connection, socket: ServerConnection) -> None:
-    await connection.listed.wait()
+    await connection.following.listed.wait()
     try:
         while True:
+            await connection.below_limit()
             await handle(connection, await socket.recv())
     except ConnectionClosed:
         raise Close(1001, "the client is gone") from None

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from itertools import chain
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,6 +22,8 @@ from shared.logging import logger
 from shared.metrics import LOOP_ERRORS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aiokafka import AIOKafkaConsumer
 
     from services.gateway.fanout import Fanout
@@ -28,6 +32,9 @@ if TYPE_CHECKING:
 _LOOP = LOOP_ERRORS.labels("stream")
 _POLL_MS = 1_000
 _MOST = 2_000
+_TURN_S = 0.005
+"""How long records are handled before other tasks get their turn."""
+
 _START_S = 30.0
 _STOP_S = 3.0
 _BURY_S = 10.0
@@ -35,18 +42,24 @@ _AWAY = (KafkaError, OSError, TimeoutError)
 
 
 class Stream:
-    """Reads Kafka into the fan-out. ``started`` is set once all positions are fixed for the first time."""
+    """Reads Kafka into the fan-out. ``started`` is set once all positions are fixed for the first time.
 
-    def __init__(self, bootstrap: str, topics: Topics, fanout: Fanout, *, client_id: str) -> None:
+    ``missed`` is called when they are fixed again: what came in between was not read.
+    """
+
+    def __init__(
+        self, bootstrap: str, topics: Topics, fanout: Fanout, *, client_id: str, missed: Callable[[], None]
+    ) -> None:
         self._bootstrap = bootstrap
         self._topics = topics
         self._fanout = fanout
         self._client_id = client_id
+        self._missed = missed
         self.started = asyncio.Event()
         self.away: str | None = "starting"
 
     async def run(self) -> None:
-        """Read until cancelled. A consumer that fails is replaced, from the end; then all feeds are compared once."""
+        """Read until cancelled. A consumer that fails is replaced, from the end."""
         backoff = Backoff()
         while True:
             consumer = reader(self._bootstrap, client_id=self._client_id)
@@ -54,7 +67,7 @@ class Stream:
                 await self._fix_positions(consumer)
                 backoff.reset()
                 if self.started.is_set():
-                    self._fanout.recheck()
+                    self._missed()
                 self.started.set()
                 self.away = None
                 while True:
@@ -80,12 +93,14 @@ class Stream:
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
         batches = await consumer.getmany(timeout_ms=_POLL_MS, max_records=_MOST)
-        for records in batches.values():
-            for record in records:
-                error = self._handle(record)
-                if error is not None:
-                    await self._bury(record, error)
-            await asyncio.sleep(0)
+        since = monotonic()
+        for record in chain.from_iterable(batches.values()):
+            error = self._handle(record)
+            if error is not None:
+                await self._bury(record, error)
+            if monotonic() - since > _TURN_S:
+                await asyncio.sleep(0)
+                since = monotonic()
 
     def _handle(self, record: Consumed) -> str | None:
         """Hand a record on; returns what is wrong with it if it cannot be read."""

@@ -1,1 +1,1 @@
-
+"""A send becomes an event: the HTTP door and the group-commit writer."""

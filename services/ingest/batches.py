@@ -19,13 +19,19 @@ class Waiting(Protocol):
     """What `cut` needs to know of a send."""
 
     @property
-    def conversation_id(self) -> str: ...
+    def conversation_id(self) -> str:
+        """Its conversation."""
+        ...
 
     @property
-    def type(self) -> str: ...
+    def type(self) -> str:
+        """An event type."""
+        ...
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Bytes."""
+        ...
 
 
 Item = TypeVar("Item", bound=Waiting)

@@ -182,7 +182,8 @@ class Lanes:
                 await self._answer(batch[:middle])
                 await self._answer(batch[middle:])
                 return
-            log.error("a send was refused by the store", error=str(error), conversation_id=batch[0].conversation_id)
+            where = batch[0].conversation_id
+            log.error("refused by the store", error=str(error), conversation_id=where)  # noqa: TRY400 - its text may hold a body
             answers = [InternalError("the event could not be written")]
         except WaybillError as error:
             answers = [error] * len(batch)

@@ -100,7 +100,12 @@ class AckConsumer:
         return None if self._assignment.placed else "no partitions yet"
 
     async def _as_member(self, backoff: Backoff) -> None:
-        kafka = reader(self._settings.kafka_bootstrap, client_id="waybill-receipts", group=self._group)
+        kafka = reader(
+            self._settings.kafka_bootstrap,
+            client_id="waybill-receipts",
+            group=self._group,
+            instance=self._settings.receipts_instance,
+        )
         self._assignment = Assignment()
         try:
             async with asyncio.timeout(_START_S):

@@ -28,3 +28,10 @@ class ReceiptsSettings(Settings, PostgresSettings, KafkaSettings):
         20, ge=1, description="Least number of unreadable acks before their share can stop the service."
     )
     receipts_breaker_window: int = Field(1000, ge=1, description="How many of the last acks the share is taken of.")
+    receipts_instance: str | None = Field(
+        None,
+        pattern=r"^[a-zA-Z0-9._-]{1,64}$",
+        description="Name of this process among the receipts services, the same after a restart and given to no other:"
+        " killed and started again, it goes on at once instead of after Kafka's session timeout of 10 s. But when it"
+        " ends for good, others take over only after that time. Without it, it is the other way round.",
+    )

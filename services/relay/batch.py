@@ -10,7 +10,7 @@ from shared.kafka import MAX_RECORD_BYTES
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from datetime import datetime
     from uuid import UUID
 
@@ -55,17 +55,22 @@ class Refused:
 
 @dataclass(slots=True)
 class Batch:
-    """Rows up to ``to_id``, a part per topic. ``refused`` is the row after them, if that is one."""
+    """Rows up to ``to_id``, a part per topic.
+
+    Of the row after them: ``refused``, if it can't be published; ``unknown``, its topic, if that is not known yet.
+    """
 
     to_id: int = 0
     rows: int = 0
     parts: dict[str, Part] = field(default_factory=dict)
     refused: Refused | None = None
+    unknown: str | None = None
 
 
-def build(rows: deque[Record], at_most: int, new_builder: Callable[[], Builder]) -> Batch:
-    """Move rows from the front of ``rows`` into a batch, until it is full or a row can't be published.
+def build(rows: deque[Record], at_most: int, new_builder: Callable[[], Builder], known: Collection[str]) -> Batch:
+    """Move rows from the front of ``rows`` into a batch, until it is full or the next row can't join it.
 
+    ``known`` are topics that are surely there.
     A row is `(shard, id, conversation_id, seq, event_id, topic, type, source, headers, payload, created_at)`.
     """
     batch = Batch()
@@ -85,6 +90,9 @@ def build(rows: deque[Record], at_most: int, new_builder: Callable[[], Builder])
         part = parts.get(topic)
         fresh = part is None
         if part is None:
+            if topic not in known:
+                batch.unknown = topic
+                break
             part = Part(topic, new_builder(), id_, id_, str(event_id))
         key = str(conversation_id).encode()
         try:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from shared.kafka import Topics
 
+OUTBOX_TOPICS = ("events.v1", "receipts.v1")
+"""What rows of the outbox name, without the prefix. Known before anything is sent: without them nothing could be."""
+
 _CANCEL_EVERY_S = 0.05
 
 
@@ -88,7 +91,8 @@ async def open_client(bootstrap: str, topics: Topics, *, client_id: str, timeout
 
 
 async def _check_topics(made: AIOKafkaProducer, topics: Topics) -> None:
-    for topic in (topics.events, topics.receipts):
+    for name in OUTBOX_TOPICS:
+        topic = topics.of_outbox(name)
         there = await made.partitions_for(topic)
         if len(there) != PARTITIONS:
             raise MissingTopicError(f"{topic} has {len(there)} partitions, not {PARTITIONS}")

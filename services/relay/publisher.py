@@ -16,7 +16,7 @@ from aiokafka.errors import KafkaError
 from services.relay.batch import Refused, build
 from services.relay.failure import is_permanent
 from services.relay.metrics import BATCH_ROWS, DELIVERY_SECONDS, FAILED_BATCHES, PUBLISHED, STOPPED_SHARDS
-from services.relay.producer import MissingTopicError, open_client
+from services.relay.producer import OUTBOX_TOPICS, MissingTopicError, open_client
 from services.relay.shards import Delivery
 from shared.clock import Backoff
 from shared.logging import logger
@@ -66,6 +66,7 @@ class Publisher:
         self._group: asyncio.TaskGroup | None = None
         self._producer: AIOKafkaProducer | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._known: set[str] = set()
         self._closing = asyncio.Event()
         self.trouble: str | None = "not connected yet"
 
@@ -115,6 +116,7 @@ class Publisher:
         try:
             async with asyncio.TaskGroup() as group:
                 self._group, self._producer = group, client.producer
+                self._known = {*OUTBOX_TOPICS}
                 self.trouble = None
                 for shard in list(self._held.values()):
                     if not shard.ended:
@@ -143,9 +145,11 @@ class Publisher:
         if earlier is not None:
             await asyncio.wait([earlier])
         while await self._may_send(shard):
-            batch = build(shard.rows, self._batch_size, producer.create_batch)
-            if batch.parts:
+            batch = build(shard.rows, self._batch_size, producer.create_batch, self._known)
+            if batch.rows:
                 await self._deliver(shard, producer, batch)
+            if batch.unknown is not None:
+                batch.refused = await self._learn(shard, producer, batch.unknown)
             if batch.refused is not None:
                 _stop(shard, batch.refused)
 
@@ -160,6 +164,21 @@ class Publisher:
             else:
                 await asyncio.sleep(_TRUST_EVERY_S)
         return False
+
+    async def _learn(self, shard: HeldShard, producer: AIOKafkaProducer, topic: str) -> Refused | None:
+        """Ask for a topic before its first row is handed over, so that this row alone is to blame if it is not there."""
+        row = shard.rows[0]
+        try:
+            async with asyncio.timeout(self._timing.delivery_s):
+                there = await producer.partitions_for(self._topics.of_outbox(topic))
+        except (KafkaError, OSError, TimeoutError) as error:
+            if not is_permanent(error):
+                raise FailedBatchError(f"shard {shard.number}: {error!r}") from error
+            return Refused(row["id"], str(row["event_id"]), f"{topic}: {error!r}")
+        if shard.number not in there:
+            return Refused(row["id"], str(row["event_id"]), f"{topic} has no partition {shard.number}")
+        self._known.add(topic)
+        return None
 
     async def _deliver(self, shard: HeldShard, producer: AIOKafkaProducer, batch: Batch) -> None:
         begun = time.monotonic()

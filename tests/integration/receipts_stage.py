@@ -50,7 +50,8 @@ async def seed(
 async def set_visible(pool: Pool, conversation_id: str, user: str, visible: RangeSet) -> None:
     await pool.execute(
         "INSERT INTO member (conversation_id, user_id, role, visible)"
-        " VALUES ($1, $2, 'member', $3::text::int8multirange) ON CONFLICT (conversation_id, user_id) DO UPDATE SET visible = excluded.visible",
+        " VALUES ($1, $2, 'member', $3::text::int8multirange)"
+        " ON CONFLICT (conversation_id, user_id) DO UPDATE SET visible = excluded.visible",
         conversation_id,
         user,
         to_multirange(visible),
@@ -274,7 +275,11 @@ class Process:
     ) -> None:
         if self.child.poll() is None:
             self.signal(signal.SIGCONT)
-            await self.kill()
+            self.signal(signal.SIGTERM)
+            try:
+                await self.ended(5)
+            except (TimeoutError, subprocess.TimeoutExpired):
+                await self.kill()
 
 
 def free_port() -> int:

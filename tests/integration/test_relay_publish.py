@@ -1,47 +1,255 @@
-"""What a relay publishes: every row once, on the right partition, with the headers that the protocol names."""
+"""What a relay publishes: every row, on the right partition, with the headers that the protocol names."""
 
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+import json
+import re
+import uuid
+from typing import Any
 
 import asyncpg
 import pytest
+from aiokafka import ConsumerRecord
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from shared.kafka import Topics, ensure_topics
-from tests.databases import Database
-from tests.relays import Relays, Writer, all_records, conversation, drained, order_per_conversation, relays, shard_of
+from shared.kafka import PARTITIONS, Topics
+from tests.relays import Relays, Writer, all_records, conversation, drained, order_per_conversation, shard_of
 from tests.stack import Stores
+from tests.waiting import until
 
-Connection = asyncpg.Connection
+pytest_plugins = ["tests.relay_fixtures"]
 
+pytestmark = pytest.mark.timeout(90)
 
-@pytest.fixture
-async def db(database: Database) -> AsyncIterator[Connection]:
-    connection = await asyncpg.connect(database.owner_url)
-    yield connection
-    await connection.close()
+TIME = re.compile(r"\A\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z")
 
 
-@pytest.fixture
-async def topics(stores: Stores, topic_prefix: str) -> Topics:
-    made = Topics(topic_prefix)
-    await ensure_topics(stores.kafka, made)
-    return made
+async def add(db: asyncpg.Connection, number: int, **changes: Any) -> int:
+    """One row of conversation `number`; returns its id."""
+    row = {
+        "seq": 1,
+        "event_id": uuid.uuid4(),
+        "topic": "events.v1",
+        "type": "waybill.event.message",
+        "source": "/waybill/ingest",
+        "headers": [],
+        "payload": b'{"t":"event"}',
+        **changes,
+    }
+    async with db.transaction():
+        await db.execute("SELECT lock_outbox_shards($1)", [shard_of(number)])
+        return int(
+            await db.fetchval(
+                "INSERT INTO outbox (shard, conversation_id, seq, event_id, topic, type, source, headers, payload, "
+                "created_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, now()) RETURNING id",
+                shard_of(number),
+                conversation(number),
+                *row.values(),
+            )
+        )
 
 
-@pytest.fixture
-def fleet(database: Database, stores: Stores, topics: Topics, tmp_path: Path) -> Iterator[Relays]:
-    with relays(database, stores.kafka, topics.prefix, tmp_path) as made:
-        yield made
+def ids_of(records: list[ConsumerRecord[bytes, bytes]]) -> list[str]:
+    return [dict(record.headers)["ce_id"].decode() for record in records]
 
 
-async def test_every_row_is_published_in_order(db: Connection, stores: Stores, topics: Topics, fleet: Relays) -> None:
-    writer = Writer(db, range(100))
+def other_shard(number: int) -> int:
+    """A conversation of another shard."""
+    return next(n for n in range(number + 1, number + 1000) if shard_of(n) != shard_of(number))
+
+
+async def test_a_backlog_is_published_whole_and_in_order(
+    owner_db: asyncpg.Connection, stores: Stores, relay_topics: Topics, fleet: Relays
+) -> None:
+    writer = Writer(owner_db, range(100))
     for _ in range(20):
         await writer.write(100)
-    relay = fleet.start()
-    await relay.ready()
-    await drained(db, timeout=20)
-    records = await all_records(stores.kafka, [topics.events])
+    await fleet.start().ready()
+    await drained(owner_db, timeout=30)
+    records = await all_records(stores.kafka, [relay_topics.events])
     assert len(records) == 2000
     assert order_per_conversation(records) == {key: list(range(1, 21)) for key in writer.last_seq}
     assert {r.key.decode(): r.partition for r in records} == {str(conversation(n)): shard_of(n) for n in range(100)}
+
+
+@pytest.mark.promise("protocol.7.headers")
+async def test_records_have_exactly_the_protocols_headers(
+    owner_db: asyncpg.Connection, stores: Stores, relay_topics: Topics, fleet: Relays
+) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    plain, traced, receipt = uuid.uuid4(), uuid.uuid4(), uuid.uuid4()
+    await add(owner_db, 1, event_id=plain, seq=7, payload='{"body":"é"}'.encode())
+    await add(owner_db, 1, event_id=traced, seq=8, headers=["traceparent", trace])
+    receipt_row = await add(
+        owner_db,
+        1,
+        event_id=receipt,
+        seq=None,
+        topic="receipts.v1",
+        type="waybill.receipt.read",
+        source="/waybill/receipts",
+        headers=["user_id", "ann", "kind", "read"],
+    )
+    await fleet.start().ready()
+    await drained(owner_db, timeout=30)
+    events = await all_records(stores.kafka, [relay_topics.events])
+    receipts = await all_records(stores.kafka, [relay_topics.receipts])
+    assert len(events) == 2
+    assert len(receipts) == 1
+    key = str(conversation(1))
+    for record in (*events, *receipts):
+        assert record.key == key.encode()
+        assert record.partition == shard_of(1)
+        assert TIME.match(dict(record.headers)["ce_time"].decode())
+
+    def headers(record: ConsumerRecord[bytes, bytes]) -> list[tuple[str, str]]:
+        return [(name, value.decode()) for name, value in record.headers if name != "ce_time"]
+
+    common = [("ce_specversion", "1.0"), ("ce_subject", key), ("content-type", "application/json")]
+    event = [*common, ("ce_source", "/waybill/ingest"), ("ce_type", "waybill.event.message")]
+    assert events[0].value == '{"body":"é"}'.encode()
+    assert sorted(headers(events[0])) == sorted([*event, ("ce_id", str(plain)), ("seq", "7")])
+    assert sorted(headers(events[1])) == sorted([*event, ("ce_id", str(traced)), ("seq", "8"), ("traceparent", trace)])
+    assert sorted(headers(receipts[0])) == sorted(
+        [
+            *common,
+            ("ce_source", "/waybill/receipts"),
+            ("ce_type", "waybill.receipt.read"),
+            ("ce_id", str(receipt)),
+            ("seq", str(receipt_row)),
+            ("user_id", "ann"),
+            ("kind", "read"),
+        ]
+    )
+
+
+@pytest.mark.promise("I11")
+async def test_delivery_rows_give_the_true_offset_of_every_row(
+    owner_db: asyncpg.Connection, stores: Stores, relay_topics: Topics, fleet: Relays
+) -> None:
+    relay = fleet.start()
+    await relay.ready()
+    for turn in range(12):
+        for number in range(6):
+            await add(owner_db, number, seq=turn + 1)
+            if turn % 3 == 0:
+                await add(owner_db, number, seq=None, topic="receipts.v1", type="waybill.receipt.read")
+    await drained(owner_db, timeout=30)
+    told = await owner_db.fetch(
+        """
+        SELECT o.event_id, d.topic, d.partition,
+               d.base_offset + count(*) OVER (PARTITION BY d.ctid ORDER BY o.id) - 1 AS at
+        FROM outbox_delivery AS d
+        JOIN outbox AS o ON o.shard = d.shard AND o.id BETWEEN d.from_id AND d.to_id AND d.topic LIKE '%.' || o.topic
+        """
+    )
+    records = await all_records(stores.kafka, [relay_topics.events, relay_topics.receipts])
+    assert len(records) == 96
+    assert {(str(row[0]), row[1], row[2], row[3]) for row in told} == {
+        (event_id, record.topic, record.partition, record.offset)
+        for event_id, record in zip(ids_of(records), records, strict=True)
+    }
+    metrics = await relay.metrics()
+    assert metrics['waybill_relay_published_total{topic="events.v1"}'] == 72
+    assert metrics['waybill_relay_published_total{topic="receipts.v1"}'] == 24
+
+
+REFUSED = {
+    "too large": {"payload": b"x" * 1_100_000},
+    "unknown topic": {"topic": "nowhere.v1"},
+    "not serialisable": {"headers": ["half a pair"]},
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+async def test_a_row_that_cannot_be_published_stops_only_its_shard(
+    owner_db: asyncpg.Connection, stores: Stores, relay_topics: Topics, fleet: Relays, kind: str
+) -> None:
+    before, bad, behind, other, late = (uuid.uuid4() for _ in range(5))
+    elsewhere = other_shard(1)
+    first = await add(owner_db, 1, event_id=before)
+    bad_row = await add(owner_db, 1, event_id=bad, seq=2, **REFUSED[kind])
+    await add(owner_db, 1, event_id=behind, seq=3)
+    await add(owner_db, elsewhere, event_id=other)
+    relay = fleet.start()
+
+    async def named() -> str | None:
+        return ((await relay.readyz()) or {"failing": {}})["failing"].get("shards")
+
+    told = await until(named, timeout=30, what="readyz that names the shard")
+    assert told == f"shard {shard_of(1)} stands still at row {bad_row}"
+    await add(owner_db, elsewhere, event_id=late, seq=2)
+
+    async def sent() -> bool:
+        return set(ids_of(await all_records(stores.kafka, [relay_topics.events]))) >= {str(other), str(late)}
+
+    await until(sent, timeout=30, what="the other shard's rows")
+    assert str(behind) not in ids_of(await all_records(stores.kafka, [relay_topics.events]))
+    assert (await relay.metrics())["waybill_relay_stopped_shards"] == 1
+    [logged] = relay.logged("shard stopped: a row can't be published")
+    assert (logged["shard"], logged["id"], logged["event_id"]) == (shard_of(1), bad_row, str(bad))
+    # What stood before it went out, and the cursor stands right there.
+    assert await owner_db.fetchval("SELECT cursor_id FROM outbox_shard WHERE shard = $1", shard_of(1)) == first
+
+
+async def test_what_the_broker_refuses_stops_only_its_shard(
+    owner_db: asyncpg.Connection, stores: Stores, topic_prefix: str, fleet: Relays
+) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=stores.kafka)
+    await admin.start()
+    try:
+        small = NewTopic(f"{topic_prefix}.small.v1", PARTITIONS, 1, topic_configs={"max.message.bytes": "2000"})
+        await admin.create_topics([small])
+    finally:
+        await admin.close()
+    fine, bad = uuid.uuid4(), uuid.uuid4()
+    await add(owner_db, 1, event_id=bad, topic="small.v1", payload=b"x" * 4000)
+    await add(owner_db, other_shard(1), event_id=fine, topic="small.v1")
+    relay = fleet.start()
+
+    async def sent() -> bool:
+        return ids_of(await all_records(stores.kafka, [small.name])) == [str(fine)]
+
+    await until(sent, timeout=30, what="the row that the broker takes")
+    [logged] = await until(
+        lambda: relay.logged("shard stopped: a row can't be published"), timeout=10, what="word of the stop"
+    )
+    assert (logged["shard"], logged["event_id"]) == (shard_of(1), str(bad))
+    assert "MessageSizeTooLarge" in logged["reason"]
+
+
+async def test_all_is_there_before_anything_happens(fleet: Relays) -> None:
+    relay = fleet.start()
+    await relay.ready()
+    metrics = await relay.metrics()
+    for name in (
+        "waybill_outbox_oldest_unsent_seconds",
+        'waybill_dead_letters{state="parked"}',
+        'waybill_dead_letters{state="dead"}',
+        'waybill_relay_published_total{topic="events.v1"}',
+        "waybill_relay_fenced_writes_total",
+        "waybill_relay_stopped_shards",
+    ):
+        assert metrics[name] == 0
+    assert metrics["waybill_relay_shards"] == 64
+
+
+async def test_without_its_topics_a_relay_waits_and_says_so(
+    owner_db: asyncpg.Connection, stores: Stores, relay_topics: Topics, fleet: Relays
+) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=stores.kafka)
+    await admin.start()
+    try:
+        await admin.delete_topics([relay_topics.receipts])
+        await add(owner_db, 1)
+        relay = fleet.start()
+
+        async def failing() -> dict[str, str]:
+            return ((await relay.readyz()) or {"failing": {}})["failing"]
+
+        told = await until(failing, timeout=20, what="readyz that fails")
+        assert "kafka" in told
+        await admin.create_topics([NewTopic(relay_topics.receipts, PARTITIONS, 1)])
+        await drained(owner_db, timeout=30)
+        await relay.ready()
+    finally:
+        await admin.close()
+    assert json.dumps(await relay.readyz()) == '{"status": "ok", "failing": {}}'

@@ -91,6 +91,7 @@ class Keeper:
         """Store what comes, until cancelled."""
         while True:
             await self._wake.wait()
+            self._wake.clear()  # here, not in the batch: a wake-up that finds nothing to store must not come again
             await self.save()
 
     async def save(self) -> None:
@@ -119,7 +120,6 @@ class Keeper:
         jobs, self._jobs = self._jobs, []
         touched, self._touched = self._touched, set()
         rendered, self._rendered = self._rendered, {}
-        self._wake.clear()
         # Read before the first await: each cursor then stands at the last event of this very batch.
         saved = [one for conversation_id in touched if (one := self._saved(conversation_id)) is not None]
         events: list[Event] = []

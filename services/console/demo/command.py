@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import asyncpg
 import typer
+from waybill_client import WaybillError
 
 from deploy.local import endpoints
 from deploy.local.interrupts import Interrupts
 from deploy.local.running import NotRunningError, running
 from services.console.demo import progress
 from services.console.demo.damage import Damage, spoil
-from services.console.demo.play import Play
+from services.console.demo.play import Outcome, Play
 from services.console.demo.report import report, tell
 from services.console.demo.text import NoTextError, lines_of
-from waybill_client import WaybillError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +31,7 @@ _EXPECTED = (NoTextError, NotRunningError, WaybillError, asyncpg.PostgresError, 
 
 
 def demo(
+    *,
     messages: Annotated[int, typer.Option(min=100, help="How many messages.")] = 5000,
     text: Annotated[Path | None, typer.Option(help="Text whose lines are sent; default: the documentation.")] = None,
     rate: Annotated[float, typer.Option(min=1, help="Messages a second.")] = 100,
@@ -42,30 +43,46 @@ def demo(
     damage: Annotated[Damage | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Show that nothing is lost: twelve devices talk while parts are killed; exit code 1 if a promise was broken."""
-    with Interrupts().handled():
+    interrupts = Interrupts()
+    with interrupts.handled():
         try:
-            code = _demo(messages, text, rate, endpoints_file, damage, as_json=as_json)
+            texts = lines_of(text)
+            with _stack(endpoints_file) as (stack, done):
+                outcome = asyncio.run(_play(Play(stack, texts, messages, rate), interrupts))
+                code = _INTERRUPTED if outcome is None else finish(outcome, damage, as_json=as_json)
+                if code != 1 or damage is not None:
+                    done()
         except KeyboardInterrupt:
             code = _INTERRUPTED
+        except _EXPECTED as error:
+            print(f"waybill demo: {error}", file=sys.stderr)
+            code = 1
     raise typer.Exit(code)
 
 
-def _demo(
-    messages: int, text: Path | None, rate: float, file: Path | None, damage: Damage | None, *, as_json: bool
-) -> int:
-    code = 1
-    try:
-        texts = lines_of(text)
-        with _stack(file) as (stack, done):
-            outcome = asyncio.run(progress.shown(Play(stack, texts, messages, rate)))
-            if damage is not None:
-                spoil(outcome.recordings, damage)
-            code = tell(report(outcome), as_json=as_json)
-            if code == 0 or damage is not None:
-                done()
-    except* _EXPECTED as errors:
-        print(f"waybill demo: {_first(errors)}", file=sys.stderr)
-    return code
+def finish(outcome: Outcome, damage: Damage | None, *, as_json: bool) -> int:
+    """Judge a run, after damaging its recordings if that is asked for, and print what is found; the exit code."""
+    if damage is not None:
+        spoil(outcome.recordings, damage)
+    return tell(report(outcome), as_json=as_json)
+
+
+async def _play(play: Play, interrupts: Interrupts) -> Outcome | None:
+    """Play with the bar until the end, or until a signal (then None). Raises the first of what went wrong."""
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    with interrupts.in_loop(stop, hurry):
+        playing = asyncio.create_task(progress.shown(play))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({playing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if playing.done():
+            try:
+                return playing.result()
+            except BaseExceptionGroup as errors:
+                raise _first(errors) from None
+        playing.cancel()
+        await asyncio.wait({playing, asyncio.ensure_future(hurry.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        return None
 
 
 @contextlib.contextmanager

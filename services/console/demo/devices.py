@@ -6,18 +6,23 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-from services.console.demo.recording import Pushed, Recording, Shown, Tick
 from waybill_client import Client, MemoryStore, Unconfirmed
 
+from services.console.demo.recording import Pushed, Recording, Shown, Tick
+
 if TYPE_CHECKING:
-    from services.console.demo.observer import Observer
     from waybill_client import Event, Receipt
+
+    from services.console.demo.observer import Observer
 
 READ_EVERY = 10
 """A device marks every tenth event that it displays as read."""
 
 MOST_WAITING = 48
 """Messages of one device that may wait for their answer; more have to wait before they leave the app."""
+
+
+_AGAIN_S = 1.0
 
 
 class Device:
@@ -70,15 +75,15 @@ class Device:
 
     async def _send(self, conversation_id: str, text: str, client_msg_id: str) -> None:
         try:
-            while True:
+            while client_msg_id not in self.recording.acked:
                 try:
                     sent = await self.client.send(conversation_id, {"text": text}, client_msg_id=client_msg_id)
-                    break
                 except Unconfirmed:
                     # Not known to be committed: the same id again. `settle` bounds how long that goes on.
-                    await asyncio.sleep(1.0)
-            self.recording.acked[client_msg_id] = (sent.conversation_id, sent.event_id)
-            self._observer.acked += 1
+                    await asyncio.sleep(_AGAIN_S)
+                else:
+                    self.recording.acked[client_msg_id] = (sent.conversation_id, sent.event_id)
+                    self._observer.acked += 1
         finally:
             self._room.release()
 

@@ -1,0 +1,139 @@
+"""Writes docs/reference: settings, metrics, and the contracts as AsyncAPI and OpenAPI, all from the code itself.
+
+`python -m deploy.reference` writes them; a test compares them with what is committed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prometheus_client import REGISTRY
+from pydantic import BaseModel, TypeAdapter
+from pydantic_settings import BaseSettings
+
+import services
+from services.ingest.openapi import document as openapi_document
+from shared.contracts import models
+from shared.kafka import PARTITIONS, Topics
+from shared.settings import PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+SERVICES = ("ingest", "relay", "gateway", "receipts", "console")
+_TOPIC_VALUES: dict[str, type[BaseModel]] = {
+    Topics().events: models.Event,
+    Topics().receipts: models.ReceiptRecord,
+    Topics().acks: models.AckRecord,
+}
+
+
+def pages() -> dict[str, str]:
+    """Every generated file by its name."""
+    return {
+        "settings.md": settings(),
+        "metrics.md": metrics(),
+        "asyncapi.json": _json(asyncapi()),
+        "openapi.json": _json(openapi_document()),
+    }
+
+
+def settings() -> str:
+    """The settings of each service as Markdown tables."""
+    lines = ["# Settings", "", "Read from the environment once, at the start; a wrong value names the variable.", ""]
+    for service in SERVICES:
+        lines += [f"## {service}", "", "| variable | default | meaning |", "|---|---|---|"]
+        for name, field in sorted(_settings_of(service).model_fields.items()):
+            if field.is_required():
+                default = "required"
+            elif field.default_factory is not None:
+                default = "made at the start"
+            else:
+                default = "" if field.default is None else f"`{field.default}`"
+            lines.append(f"| `{PREFIX}{name.upper()}` | {default} | {field.description} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def metrics() -> str:
+    """Every metric with its kind and meaning."""
+    for service in pkgutil.iter_modules(services.__path__):
+        importlib.import_module(f"services.{service.name}.metrics")
+    lines = ["# Metrics", "", "| metric | kind | meaning |", "|---|---|---|"]
+    for family in sorted(REGISTRY.collect(), key=lambda family: family.name):
+        if family.name.startswith("waybill_"):
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            lines.append(f"| `{name}` | {family.type} | {family.documentation} |")
+    return "\n".join([*lines, ""])
+
+
+def asyncapi() -> dict[str, object]:
+    """The socket and the topics as an AsyncAPI 3.0 document."""
+    schemas: dict[str, object] = {}
+    messages: dict[str, object] = {}
+    for model in (*_frames(), models.ReceiptRecord, models.AckRecord):
+        schema = TypeAdapter(model).json_schema(ref_template="#/components/schemas/{model}")
+        for name, definition in schema.pop("$defs", {}).items():
+            schemas[name] = definition
+        schemas[model.__name__] = schema
+        messages[model.__name__] = {
+            "name": model.__name__,
+            "summary": model.__doc__,
+            "payload": {"$ref": f"#/components/schemas/{model.__name__}"},
+        }
+    channels: dict[str, object] = {
+        "socket": {
+            "address": "/v1/socket",
+            "description": "One JSON object per text frame; `t` names its type. Subprotocol `waybill.v1`.",
+            "messages": {model.__name__: {"$ref": f"#/components/messages/{model.__name__}"} for model in _frames()},
+        }
+    }
+    for topic, value in _TOPIC_VALUES.items():
+        channels[topic] = {
+            "address": topic,
+            "description": f"{PARTITIONS} partitions; key: the conversation id. CloudEvents 1.0, binary mode.",
+            "messages": {value.__name__: {"$ref": f"#/components/messages/{value.__name__}"}},
+        }
+    return {
+        "asyncapi": "3.0.0",
+        "info": {"title": "Waybill", "version": "1.0.0", "description": "The socket of clients and the Kafka topics."},
+        "channels": channels,
+        "components": {"messages": messages, "schemas": schemas},
+    }
+
+
+def _frames() -> Iterator[type[BaseModel]]:
+    for name, model in vars(models).items():
+        if isinstance(model, type) and issubclass(model, BaseModel) and "t" in model.model_fields:
+            if name != models.ReceiptRecord.__name__:
+                yield model
+
+
+def _settings_of(service: str) -> type[BaseSettings]:
+    module = importlib.import_module(f"services.{service}.settings")
+    found = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, BaseSettings) and value.__module__ == module.__name__
+    ]
+    return found[-1]
+
+
+def _json(document: dict[str, object]) -> str:
+    return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def main() -> None:
+    """Write every page."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

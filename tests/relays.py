@@ -55,7 +55,7 @@ class Relay:
 
     async def ended(self) -> int:
         """Its exit code, once it has ended by itself."""
-        await until(lambda: self.process.poll() is not None, timeout=15, what="end of the relay")
+        await until(lambda: self.process.poll() is not None, timeout=30, what="end of the relay")
         return self.process.returncode
 
     async def readyz(self) -> dict[str, Any] | None:
@@ -73,7 +73,7 @@ class Relay:
         async def is_ready() -> bool:
             return ((await self.readyz()) or {}).get("status") == "ok"
 
-        await until(is_ready, timeout=20, what=f"ready relay (log: {self.log})")
+        await until(is_ready, timeout=60, what=f"ready relay (log: {self.log})")
 
     async def metrics(self) -> dict[str, float]:
         """Its metrics: name with labels → value."""
@@ -215,7 +215,7 @@ async def drained(connection: asyncpg.Connection, *, timeout: float) -> None:
 
 
 async def holders(connection: asyncpg.Connection) -> dict[str | None, int]:
-    """Owner → number of shards whose lease lasts; None for the others."""
+    """Owner → number of shards with a lease that lasts; None for the others."""
     rows = await connection.fetch(
         "SELECT CASE WHEN lease_until > clock_timestamp() THEN owner END AS owner, count(*) FROM outbox_shard GROUP BY 1"
     )

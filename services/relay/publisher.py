@@ -166,7 +166,7 @@ class Publisher:
         return False
 
     async def _learn(self, shard: HeldShard, producer: AIOKafkaProducer, topic: str) -> Refused | None:
-        """Ask for a topic before its first row is handed over, so that this row alone is to blame if it is not there."""
+        """Ask for a topic before its first row is handed over: if it is not there, this row is to blame."""
         row = shard.rows[0]
         try:
             async with asyncio.timeout(self._timing.delivery_s):

@@ -155,6 +155,8 @@ class Stage:
     async def records(self, topic: str) -> list[Consumed]:
         """All of a topic's records."""
         ends = await self.ends(topic)
+        if not ends:
+            return []
         async with self.kafka_reader() as kafka:
             parts = [TopicPartition(topic, part) for part in ends]
             kafka.assign(parts)

@@ -9,7 +9,7 @@ import pytest
 
 from services.relay.held import HeldShard
 from services.relay.shards import Taken
-from services.relay.tail import Tail
+from services.relay.tail import _READ, Tail
 from shared.postgres import open_pool
 from tests.databases import Database
 from tests.relays import Writer
@@ -21,7 +21,7 @@ SHARDS = 64
 
 @pytest.mark.promise("I4")
 async def test_a_reader_beside_many_writers_misses_no_row(database: Database) -> None:
-    """Each writer has its own conversations, all share the shards, and each transaction lasts as long as chance wants."""
+    """Each writer has its own conversations, all share the shards, and each transaction lasts as chance wants."""
     held = {number: HeldShard(Taken(number, 1, 0), 0.0) for number in range(SHARDS)}
     seen: dict[str, list[int]] = defaultdict(list)
     writers: list[Writer] = []
@@ -104,8 +104,6 @@ async def test_a_read_follows_the_index_past_a_position_in_the_middle_of_a_backl
         await owner.close()
     relay = await asyncpg.connect(database.url("relay"))
     try:
-        from services.relay.tail import _READ
-
         rows = await relay.fetch(
             f"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {_READ}", list(range(SHARDS)), [20000] * SHARDS, 100, 1_000_000
         )

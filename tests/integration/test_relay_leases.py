@@ -64,7 +64,9 @@ async def test_an_older_epoch_moves_no_cursor_and_writes_no_delivery(pool: Pool,
     assert await ann.advance(moves) == {(one.shard, one.epoch)}
     cursors = dict(await owner_db.fetch("SELECT shard, cursor_id FROM outbox_shard WHERE cursor_id > 0"))
     assert cursors == {other.shard: 9}
-    told = await owner_db.fetch("SELECT shard, from_id, to_id, topic, partition, base_offset, owner, epoch FROM outbox_delivery")
+    told = await owner_db.fetch(
+        "SELECT shard, from_id, to_id, topic, partition, base_offset, owner, epoch FROM outbox_delivery"
+    )
     assert [tuple(row) for row in told] == [(other.shard, 3, 9, "t.events.v1", other.shard, 100, "ann", 1)]
     assert await ben.advance([Move(one.shard, again.epoch, 12, [])]) == set()
 
@@ -210,8 +212,7 @@ async def test_a_relay_that_slept_past_its_lease_moves_no_cursor(
     )
     assert stale == 0
     assert all(
-        cursor >= cursors[shard]
-        for shard, cursor in await owner_db.fetch("SELECT shard, cursor_id FROM outbox_shard")
+        cursor >= cursors[shard] for shard, cursor in await owner_db.fetch("SELECT shard, cursor_id FROM outbox_shard")
     )
     assert set(other_epochs.values()) == {2}
     records = await all_records(stores.kafka, [relay_topics.events])

@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 
 
 async def closed_loop(
-    call: Callable[[], Awaitable[int]], *, callers: int, warm_s: float, measure_s: float, end: Callable[[], Awaitable[None]]
+    call: Callable[[], Awaitable[int]],
+    *,
+    callers: int,
+    warm_s: float,
+    measure_s: float,
+    end: Callable[[], Awaitable[None]],
 ) -> Turn:
     """``callers`` call one after the other without a pause for ``warm_s`` + ``measure_s`` seconds.
 

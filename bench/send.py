@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -54,6 +54,7 @@ SELECT count(*) FROM outbox AS o JOIN outbox_shard AS s USING (shard) WHERE o.id
 _TIMEOUT_S = 30.0
 _START_S = 30.0
 _WRITTEN = (200, 201)
+_COUNTED = ("rate_s", "p50_ms", "p99_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Settings:
 
     pool: int = 8
     chats: int = 200
-    batch: int = 100
+    batch: int = 250
     in_flight: int = 8
     warm_s: float = 2.0
     measure_s: float = 8.0
@@ -231,14 +232,14 @@ async def measure(of: Endpoints, settings: Settings) -> dict[str, object]:
         batch, in_flight, single = settings.batch, settings.in_flight, settings.in_flight * 4
         ways: dict[str, Callable[[], Awaitable[Figures]]] = {
             "waybill": lambda: bench.waybill_http(batch, in_flight),
-            "peer": lambda: bench.reference_http(batch, in_flight, writing="at_once", push=False),
-            "peer_after_commit": lambda: bench.reference_http(batch, in_flight, writing="at_once", push=True),
-            "peer_statements": lambda: bench.reference_http(batch, in_flight, writing="statements", push=False),
+            "peer": lambda: bench.reference_http(batch, in_flight, writing="statements", push=False),
+            "peer_after_commit": lambda: bench.reference_http(batch, in_flight, writing="statements", push=True),
+            "peer_at_once": lambda: bench.reference_http(batch, in_flight, writing="at_once", push=False),
             "waybill_writer": bench.waybill_writer,
-            "peer_writer": lambda: bench.reference_writer("at_once"),
-            "peer_writer_statements": lambda: bench.reference_writer("statements"),
+            "peer_writer": lambda: bench.reference_writer("statements"),
+            "peer_writer_at_once": lambda: bench.reference_writer("at_once"),
             "waybill_single": lambda: bench.waybill_http(1, single),
-            "peer_single": lambda: bench.reference_http(1, single, writing="at_once", push=False),
+            "peer_single": lambda: bench.reference_http(1, single, writing="statements", push=False),
         }
         sides = {name: _Side() for name in ways}
         for number in range(settings.rounds):
@@ -247,33 +248,33 @@ async def measure(of: Endpoints, settings: Settings) -> dict[str, object]:
                 sides[name].turns.append(await way())
                 stage.say(f"round {number + 1} of {settings.rounds}, {name}: {sides[name].turns[-1]}")
     found = {name: side.figures() for name, side in sides.items()}
-    counted = ("rate_s", "p50_ms", "p99_ms")
     return {
         "name": "send",
         "waybill": found["waybill"],
         "peer": found["peer"],
-        "ratio": _ratio(found["waybill"], found["peer"], counted),
+        "ratio": _ratio(found["waybill"], found["peer"]),
         "peer_after_commit": found["peer_after_commit"],
-        "peer_statements": found["peer_statements"],
-        "ratio_statements": _ratio(found["waybill"], found["peer_statements"], counted),
+        "peer_at_once": found["peer_at_once"],
+        "ratio_at_once": _ratio(found["waybill"], found["peer_at_once"]),
         "writer_only": {
             "waybill": found["waybill_writer"],
             "peer": found["peer_writer"],
-            "ratio": _ratio(found["waybill_writer"], found["peer_writer"], counted),
-            "peer_statements": found["peer_writer_statements"],
-            "ratio_statements": _ratio(found["waybill_writer"], found["peer_writer_statements"], counted),
+            "ratio": _ratio(found["waybill_writer"], found["peer_writer"]),
+            "peer_at_once": found["peer_writer_at_once"],
+            "ratio_at_once": _ratio(found["waybill_writer"], found["peer_writer_at_once"]),
         },
         "single_requests": {
             "waybill": found["waybill_single"],
             "peer": found["peer_single"],
-            "ratio": _ratio(found["waybill_single"], found["peer_single"], counted),
+            "ratio": _ratio(found["waybill_single"], found["peer_single"]),
         },
+        "settings": asdict(settings),
         "turns": {name: side.turns for name, side in sides.items()},
     }
 
 
-def _ratio(waybill: Figures, peer: Figures, names: tuple[str, ...]) -> Figures:
-    return ratio({name: waybill[name] for name in names}, {name: peer[name] for name in names})
+def _ratio(waybill: Figures, peer: Figures) -> Figures:
+    return ratio({name: waybill[name] for name in _COUNTED}, peer)
 
 
 class _Result(msgspec.Struct):

@@ -20,7 +20,7 @@ from bench.messages import Chat
 from deploy.local import endpoints
 from deploy.local.running import running
 from shared.auth import mint
-from shared.kafka import PARTITIONS
+from shared.kafka import PARTITIONS, producer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -120,6 +120,14 @@ async def _make_topic(bootstrap: str) -> None:
     async with _admin(bootstrap) as admin:
         with contextlib.suppress(TopicAlreadyExistsError):
             await admin.create_topics([NewTopic(name=_TOPIC, num_partitions=PARTITIONS, replication_factor=1)])
+    # A new partition's leader is not there at once: a record in each says that it is.
+    made = producer(bootstrap, client_id="bench")
+    await made.start()
+    try:
+        for number in range(PARTITIONS):
+            await made.send_and_wait(_TOPIC, b"", partition=number)
+    finally:
+        await made.stop()
 
 
 async def _drop_topic(bootstrap: str) -> None:

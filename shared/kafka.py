@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import TopicAlreadyExistsError
+from aiokafka.errors import KafkaError, TopicAlreadyExistsError
 from aiokafka.partitioner import murmur2
 
 if TYPE_CHECKING:
@@ -102,6 +102,12 @@ def reader(
         session_timeout_ms=10_000,
         heartbeat_interval_ms=1_000,
     )
+
+
+def ensure_fetching(consumer: AIOKafkaConsumer) -> None:
+    """Raises `KafkaError` if the task that fetches has died: `getmany` would answer "nothing new" for ever."""
+    if consumer._fetcher.error_future.done():  # noqa: SLF001 - nothing public tells
+        raise KafkaError("the task that fetches records has ended")
 
 
 def partitions(topics: Iterable[str]) -> list[TopicPartition]:

@@ -215,8 +215,8 @@ async def drained(connection: asyncpg.Connection, *, timeout: float) -> None:
 
 
 async def holders(connection: asyncpg.Connection) -> dict[str | None, int]:
-    """Owner → number of shards with a lease that lasts; None for the others."""
+    """Owner → number of shards, where the lease lasts; None → the others."""
     rows = await connection.fetch(
-        "SELECT CASE WHEN lease_until > clock_timestamp() THEN owner END AS owner, count(*) FROM outbox_shard GROUP BY 1"
+        "SELECT CASE WHEN lease_until > clock_timestamp() THEN owner END, count(*) FROM outbox_shard GROUP BY 1"
     )
     return {row[0]: row[1] for row in rows}

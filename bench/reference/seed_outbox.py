@@ -1,13 +1,15 @@
 """The reference: an outbox table with a status column, as it is usually built.
 
-One transaction per message writes the message and its outbox row. A dispatcher scans the outbox every few seconds,
+One transaction per message numbers it, writes it and writes its outbox row. A dispatcher scans the outbox every few seconds,
 claims rows in batches of 100 with `FOR UPDATE SKIP LOCKED`, sends them to Kafka and marks them. With ``push`` each
 message is sent right after its commit as well, and the scan is the safety net.
 
 It is tuned within its design, and spared what does not belong to it:
 
-- the message with its number and the outbox row in one transaction, statements prepared; as ``at_once`` even in a
-  single statement and so a single round trip, which is more than such code usually does;
+- every statement is prepared once per connection; with ``at_once`` the whole transaction is a single statement, and so
+  a single round trip, which is more than such code usually does (``statements``: five round trips);
+- the dispatcher, and marking what was pushed, have two of the connections for themselves, so that a rush of sends does
+  not starve them;
 - the scan does not wait while batches come back full, so a backlog is drained without a pause;
 - a batch goes to Kafka as a whole and is waited for once, not per record; no linger; `acks=all`, idempotent, as Waybill;
 - the index `(status, next_retry_at, id)` answers a claim without a sort; room on the pages for updates in place, and a
@@ -50,6 +52,9 @@ _STALE_S = 30.0
 _MOST_PUSHES = 1_000
 """Pushes under way at a time; what commits beyond it is left to the scan."""
 
+_DISPATCHING = 2
+"""Connections of the dispatcher, out of the budget."""
+
 _CLOSE_S = 10.0
 _TIMEOUT_S = 30.0
 
@@ -75,11 +80,11 @@ class Stored(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """``pool``: connections for everything. ``push``: send right after the commit, too. ``scan_s``: between scans."""
+    """``pool``: connections for everything, at least 3. ``push``: send right after the commit, too. ``scan_s``: between scans."""
 
     pool: int = 8
     push: bool = False
-    writing: Writing = "at_once"
+    writing: Writing = "statements"
     scan_s: float = 3.0
 
 
@@ -93,8 +98,9 @@ class _Payload(msgspec.Struct, frozen=True):
 class SeedOutbox:
     """Writes messages and dispatches them; made by `opened`."""
 
-    def __init__(self, pool: Pool, made: AIOKafkaProducer, topic: str, design: Design) -> None:
+    def __init__(self, pool: Pool, dispatching: Pool, made: AIOKafkaProducer, topic: str, design: Design) -> None:
         self._pool = pool
+        self._dispatching = dispatching
         self._producer = made
         self._topic = topic
         self._design = design
@@ -157,7 +163,7 @@ class SeedOutbox:
     async def _push(self, row_id: int, conversation_id: str, payload: str) -> None:
         try:
             await self._producer.send_and_wait(self._topic, payload.encode(), key=conversation_id.encode())
-            await self._pool.execute(_SQL["mark_sent"], [row_id])
+            await self._dispatching.execute(_SQL["mark_sent"], [row_id])
         except (KafkaError, *RETRIABLE):
             return  # the scan finds it
 
@@ -167,7 +173,7 @@ class SeedOutbox:
         """Scan until cancelled."""
         while True:
             try:
-                await self._pool.execute(_SQL["release_stale"], _STALE_S)
+                await self._dispatching.execute(_SQL["release_stale"], _STALE_S)
                 for status in ("PENDING", "FAILED"):
                     while await self._dispatch_batch(status) == BATCH:
                         pass
@@ -176,13 +182,13 @@ class SeedOutbox:
             await asyncio.sleep(self._design.scan_s)
 
     async def _dispatch_batch(self, status: str) -> int:
-        rows = await self._pool.fetch(_SQL["claim"], status, BATCH)
+        rows = await self._dispatching.fetch(_SQL["claim"], status, BATCH)
         if rows:
             sent, failed = await self._publish(rows)
             if sent:
-                await self._pool.execute(_SQL["mark_sent"], sent)
+                await self._dispatching.execute(_SQL["mark_sent"], sent)
             if failed:
-                await self._pool.execute(_SQL["mark_failed"], failed)
+                await self._dispatching.execute(_SQL["mark_failed"], failed)
         return len(rows)
 
     async def _publish(self, rows: Sequence[Record]) -> tuple[list[int], list[int]]:
@@ -201,7 +207,7 @@ class SeedOutbox:
 
     async def unsent(self) -> int:
         """Rows that are not marked as sent."""
-        return int(await self._pool.fetchval(_SQL["unsent"]) or 0)
+        return int(await self._dispatching.fetchval(_SQL["unsent"]) or 0)
 
     async def settle(self) -> None:
         """Wait for the pushes under way, for a few seconds at most."""
@@ -224,18 +230,21 @@ def _stored(seq: int, created_at: datetime, *, duplicate: bool) -> Stored:
 @asynccontextmanager
 async def opened(postgres_url: str, kafka: str, topic: str, design: Design) -> AsyncIterator[SeedOutbox]:
     """The reference at work: its dispatcher scans while the block runs. Tables and topic must be there."""
-    async with open_pool(postgres_url, size=design.pool, name="bench reference", timeout_s=_TIMEOUT_S) as pool:
+    async with (
+        open_pool(postgres_url, size=design.pool - _DISPATCHING, name="bench reference", timeout_s=_TIMEOUT_S) as pool,
+        open_pool(postgres_url, size=_DISPATCHING, name="bench dispatcher", timeout_s=_TIMEOUT_S) as dispatching,
+    ):
         made = producer(kafka, client_id="bench-reference")
         await made.start()
         try:
-            outbox = SeedOutbox(pool, made, topic, design)
+            outbox = SeedOutbox(pool, dispatching, made, topic, design)
             async with asyncio.TaskGroup() as tasks:
-                dispatching = tasks.create_task(outbox.dispatch(), name="dispatch")
+                scanning = tasks.create_task(outbox.dispatch(), name="dispatch")
                 try:
                     yield outbox
                     await outbox.settle()
                 finally:
-                    dispatching.cancel()
+                    scanning.cancel()
         finally:
             await made.stop()
 

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import IllegalStateError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from aiokafka.errors import (
+    IllegalStateError,
+    KafkaError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
+)
 
 from services.receipts import metrics
 from services.receipts.assignment import Assignment
@@ -25,7 +31,7 @@ from services.receipts.records import parse
 from services.receipts.store import OffsetsMovedError
 from shared.clock import Backoff
 from shared.errors import BadRequestError
-from shared.kafka import cluster_id, reader
+from shared.kafka import cluster_id, ensure_fetching, reader
 from shared.logging import logger
 from shared.metrics import LOOP_ERRORS
 from shared.postgres import RETRIABLE
@@ -128,6 +134,9 @@ class AckConsumer:
         backoff = Backoff()
         generation = self._assignment.generation
         topic_partitions = [TopicPartition(self._topic, p) for p in sorted(partitions)]
+        if not partitions and not kafka.partitions_for_topic(self._topic):
+            # No topic yet, or none any more. aiokafka would look for it again only when its metadata is old.
+            raise UnknownTopicOrPartitionError(self._topic)
         while self._assignment.generation == generation:
             try:
                 # Read each time: an emptied Kafka comes back as another cluster, where our offsets mean nothing.
@@ -158,6 +167,7 @@ class AckConsumer:
 
     async def _step(self, kafka: AIOKafkaConsumer) -> None:
         """Fetch what is there and apply it."""
+        ensure_fetching(kafka)
         try:
             fetched = await self._gather(kafka)
             if not self._assignment.placed:

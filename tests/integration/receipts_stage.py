@@ -275,6 +275,10 @@ class Process:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End it if it still runs, with SIGKILL if need be."""
         if self.child.poll() is None:
             self.signal(signal.SIGCONT)
             self.signal(signal.SIGTERM)

@@ -14,7 +14,7 @@ import pytest
 from aiokafka import TopicPartition
 
 from services.receipts.fold import Held, Mark
-from shared.kafka import header, partition_of
+from shared.kafka import Topics, ensure_topics, header, partition_of
 from shared.ranges import RangeSet
 from tests.databases import Database
 from tests.integration.receipts_stage import (
@@ -333,3 +333,22 @@ async def test_a_conversation_seen_by_all_is_delivered_to_its_head(stage: Stage)
         await stage.send([*odd, *even])
         await stage.caught_up()
     assert (await receipts(stage.pool))[id_, "anna"] == Receipt(RangeSet([(1, 20_000)]), 20_000, (0, 0))
+
+
+async def test_it_waits_for_its_topic_and_says_so(stage: Stage) -> None:
+    process = stage.process(WAYBILL_TOPIC_PREFIX=f"{stage.prefix}-later")
+    process.start()
+    try:
+
+        async def says_so() -> bool:
+            status, text = await process.get("/readyz")
+            return status == 503 and "assignment" in json.loads(text)["failing"]
+
+        await until(says_so, timeout=30, what="readyz names the assignment")
+        await ensure_topics(stage.bootstrap, Topics(f"{stage.prefix}-later"))
+        await process.ready()
+        assert (await process.metrics())["waybill_receipts_partitions"] == 64
+        process.signal(signal.SIGTERM)
+        assert await process.ended(5) == 0
+    finally:
+        await process.stop()

@@ -1,4 +1,4 @@
-"""A broker that stops, dies and comes back, and what aiokafka makes of it. On a stack of its own, to be able to do so."""
+"""A broker that freezes, dies and comes back, and what aiokafka makes of it: on a stack of its own."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from aiokafka.errors import KafkaError, OutOfOrderSequenceNumber
 
 from deploy.local.stack import Stack
 from services.relay.lease import CLOSE_S
-from services.relay.producer import open_client
+from services.relay.producer import Client, open_client
 from shared.kafka import Topics, ensure_topics
 from tests.databases import Database, Databases
 from tests.relays import Relays, Writer, all_records, drained, order_per_conversation, relays
@@ -135,18 +135,26 @@ async def test_a_client_is_discarded_in_time_while_its_broker_is_frozen(stack: S
     await client.discard()
 
 
+async def send(client: Client, topic: str, partition: int, value: bytes) -> int:
+    batch = client.producer.create_batch()
+    batch.append(timestamp=None, key=b"k", value=value, headers=[])
+    placed = await (await client.producer.send_batch(batch, topic, partition=partition))
+    return int(placed.offset)
+
+
 async def test_a_failed_batch_burns_its_sequence_numbers(stack: Stack, topics: Topics) -> None:
-    """Why a client with a failed batch is thrown away. Should this fail, aiokafka has got better."""
+    """Why a client with a failed batch is thrown away, and why no second batch may wait behind one."""
     client = await open_client(stack.kafka, topics, client_id="tests", timeout_s=10)
     try:
-        too_large = client.producer.create_batch()
-        too_large.append(timestamp=None, key=b"k", value=b"x" * 1_100_000, headers=[])
+        assert await send(client, topics.events, 1, b"first") == 0
         with pytest.raises(KafkaError, match="MessageSizeTooLarge"):
-            await (await client.producer.send_batch(too_large, topics.events, partition=1))
-        fine = client.producer.create_batch()
-        fine.append(timestamp=None, key=b"k", value=b"v", headers=[])
+            await send(client, topics.events, 1, b"x" * 1_100_000)
         with pytest.raises(OutOfOrderSequenceNumber):
-            await (await client.producer.send_batch(fine, topics.events, partition=1))
+            await send(client, topics.events, 1, b"refused from now on")
+        # On a partition where this producer is new, the broker takes what comes behind the failed one.
+        with pytest.raises(KafkaError, match="MessageSizeTooLarge"):
+            await send(client, topics.events, 2, b"x" * 1_100_000)
+        assert await send(client, topics.events, 2, b"before its predecessor") == 0
     finally:
         await client.discard()
 

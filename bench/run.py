@@ -1,0 +1,141 @@
+"""`waybill bench NAME`: measure, print, and keep."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import asyncpg
+import uvloop
+from aiokafka.errors import KafkaError
+from rich.console import Console
+from rich.table import Table
+
+from bench import e2e, report, results, send, stage
+from bench.machine import machine
+from deploy.local.running import NotRunningError
+from shared.errors import WaybillError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from deploy.local.endpoints import Endpoints
+
+NAMES = ("send", "e2e")
+
+_EXPECTED = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    KafkaError,
+    NotRunningError,
+    OSError,
+    RuntimeError,
+    TimeoutError,
+    ValueError,
+    WaybillError,
+)
+"""What keeps a benchmark from its end; people are told in a line, without a traceback."""
+
+_INTERRUPTED = 130
+_MOST_SECONDS = 600
+_LEAST_POOL = 5
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="waybill bench", description="Measure Waybill and its reference side by side, in turn, in one run."
+    )
+    made.add_argument("name", choices=NAMES, help="send: sends per second; e2e: from a send to the other's socket")
+    made.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
+    made.add_argument("--keep", action="store_true", help="keep the result and write docs/performance.md anew")
+    made.add_argument("--endpoints", type=Path, help="endpoints.json of a Waybill that runs; default: start one")
+    made.add_argument("--rounds", type=_rounds, help="turns of each side (default 3)")
+    made.add_argument("--seconds", type=_seconds, help="measured seconds of a turn (send 8, e2e 12)")
+    made.add_argument("--pool", type=_pool, default=8, help="connections to Postgres of each side (8)")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a benchmark; 0 only if it came to its end."""
+    options = parser().parse_args(arguments)
+    logging.basicConfig(level=logging.ERROR)
+    command = shlex.join(["waybill", "bench", *(sys.argv[1:] if arguments is None else arguments)])
+    try:
+        with stage.waybill(options.endpoints, pool=options.pool) as of:
+            measured = uvloop.run(_measure(of, options))
+    except _EXPECTED as error:
+        print(f"waybill bench: {str(error) or type(error).__name__}", file=sys.stderr)
+        return 1
+    except BaseExceptionGroup as errors:
+        print(f"waybill bench: {_reason(errors)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    result = {**measured, "machine": machine(), "date": date, "command": command}
+    if options.keep:
+        results.keep(result)
+        report.write()
+    if options.json:
+        print(json.dumps(result, ensure_ascii=False))
+    else:
+        show(result, Console())
+    return 0
+
+
+async def _measure(of: Endpoints, options: argparse.Namespace) -> dict[str, object]:
+    asked = {"rounds": options.rounds, "measure_s": options.seconds}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if options.name == "send":
+        return await send.measure(of, dataclasses.replace(send.Settings(pool=options.pool), **given))
+    return await e2e.measure(of, dataclasses.replace(e2e.Settings(pool=options.pool), **given))
+
+
+def show(result: Mapping[str, object], console: Console) -> None:
+    """The result as a person reads it."""
+    table = Table(title=f"waybill bench {result['name']}", title_justify="left")
+    for heading in report.headings(result):
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in report.rows(result):
+        table.add_row(*row)
+    console.print(table)
+    for word in report.words(result):
+        console.print(f"- {word}", highlight=False)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= _MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"must be above 0, and at most {_MOST_SECONDS}")
+    return value
+
+
+def _rounds(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _pool(text: str) -> int:
+    value = int(text)
+    if value < _LEAST_POOL:
+        raise argparse.ArgumentTypeError(f"must be at least {_LEAST_POOL}: ingest has 4 lanes and its readers")
+    return value
+
+
+def _reason(errors: BaseExceptionGroup[BaseException]) -> str:
+    first = errors.exceptions[0]
+    return _reason(first) if isinstance(first, BaseExceptionGroup) else str(first) or type(first).__name__
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from services.relay.cursors import Cursors
+from services.relay.held import HeldShard
+from services.relay.shards import Delivery, Move, Taken
+from tests.waiting import until
+
+
+class Store:
+    """Keeps moves, or fails."""
+
+    def __init__(self) -> None:
+        self.moves: list[Sequence[Move]] = []
+        self.failures = 0
+        self.fences: set[tuple[int, int]] = set()
+
+    async def advance(self, moves: Sequence[Move]) -> set[tuple[int, int]]:
+        await asyncio.sleep(0)
+        if self.failures:
+            self.failures -= 1
+            raise OSError
+        self.moves.append(moves)
+        return self.fences & {(move.shard, move.epoch) for move in moves}
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+async def cursors(store: Store) -> AsyncIterator[Cursors]:
+    made = Cursors(store)  # type: ignore[arg-type]
+    task = asyncio.create_task(made.run())
+    yield made
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def shard(number: int = 1, epoch: int = 1) -> HeldShard:
+    return HeldShard(Taken(number, epoch, 0), 0.0)
+
+
+async def test_what_lies_end_to_end_in_kafka_is_one_delivery(store: Store, cursors: Cursors) -> None:
+    held = shard()
+    cursors.moved(held, 5, [(Delivery(1, 5, "events", 10), 4), (Delivery(2, 2, "receipts", 3), 1)])
+    cursors.moved(held, 9, [(Delivery(7, 9, "events", 14), 3)])
+    cursors.moved(held, 12, [(Delivery(12, 12, "events", 18), 1)])
+    assert await cursors.flush(1)
+    [[move]] = store.moves
+    assert move.to_id == 12
+    assert list(move.deliveries) == [
+        Delivery(1, 9, "events", 10),
+        Delivery(2, 2, "receipts", 3),
+        Delivery(12, 12, "events", 18),
+    ]
+
+
+async def test_all_shards_that_moved_go_in_one_write(store: Store, cursors: Cursors) -> None:
+    for number in range(5):
+        cursors.moved(shard(number), 1, [])
+    assert await cursors.flush(1)
+    assert len(store.moves) == 1
+    assert sorted(move.shard for move in store.moves[0]) == list(range(5))
+
+
+async def test_a_failed_write_is_done_again_with_what_came_since(store: Store, cursors: Cursors) -> None:
+    held = shard()
+    store.failures = 2
+    cursors.moved(held, 5, [(Delivery(1, 5, "events", 10), 4)])
+    await until(lambda: store.failures < 2, timeout=1, what="a first failure")
+    assert not await cursors.flush(0)
+    cursors.moved(held, 9, [(Delivery(7, 9, "events", 14), 3)])
+    assert await cursors.flush(5)
+    [[move]] = store.moves
+    assert (move.to_id, list(move.deliveries)) == (9, [Delivery(1, 9, "events", 10)])
+
+
+async def test_a_fenced_shard_is_lost(store: Store, cursors: Cursors) -> None:
+    fenced, fine = shard(1), shard(2)
+    store.fences = {(1, 1)}
+    cursors.moved(fenced, 5, [])
+    cursors.moved(fine, 5, [])
+    assert await cursors.flush(1)
+    assert (fenced.lost, fine.lost) == (True, False)
+    cursors.moved(fenced, 6, [])
+    assert await cursors.flush(1)
+    assert len(store.moves) == 1, "nothing more is tried for it"
+
+
+async def test_a_new_epoch_replaces_the_older_ones_moves(store: Store, cursors: Cursors) -> None:
+    cursors.moved(shard(1, epoch=1), 5, [])
+    cursors.moved(shard(1, epoch=2), 3, [])
+    assert await cursors.flush(1)
+    [[move]] = store.moves
+    assert (move.epoch, move.to_id) == (2, 3)

@@ -47,8 +47,9 @@ def medians(turns: Sequence[Figures]) -> Figures:
 
 
 def ratio(waybill: Mapping[str, float], peer: Mapping[str, float]) -> Figures:
-    """How many times better Waybill is, of each figure that both have; 1 = equal. A figure of 0 on the side that would
-    be the divisor is left out.
+    """How many times better Waybill is, of each figure that both have; 1 = equal.
+
+    A figure whose divisor would be 0 is left out.
     """
     found: Figures = {}
     for name in waybill.keys() & peer.keys():

@@ -18,13 +18,12 @@ LINES = (
     "今天晚上一起吃饭吗?七点在老地方见 🍜",
     "Can you check the numbers in the second table once more? The third row adds up to 104 % and I don't see why.",
     "👍",
-    "Der Zug hat 20 Minuten Verspätung, fangt ruhig ohne mich an. Ich bringe den Kuchen mit und hole unterwegs noch Brot.",
-    "The meeting moved to room 4.12, same time. Slides are in the shared folder; please add yours by noon so that I can "
-    "put everything in one file and send it round before we start.",
+    "Der Zug hat 20 Minuten Verspätung, fangt ruhig ohne mich an. Ich bringe den Kuchen mit.",
+    "The meeting moved to room 4.12. Slides are in the shared folder; please add yours by noon, then I send it all.",
     "did you see this? unbelievable",
     "Gracias, lo miro esta tarde y te digo.",
 )
-"""Short and long, in several scripts; 2 to 180 characters."""
+"""Short and long, in several scripts; 1 to 110 characters."""
 
 _BODIES = [msgspec.Raw(msgspec.json.encode({"text": line})) for line in LINES]
 

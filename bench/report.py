@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from bench import results
+from bench.words import as_times, at, words_on
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,8 +81,8 @@ the medians of the turns. Absolute figures belong to the machine; the ratios tra
 
 The reference (`bench/reference/seed_outbox.py`) is the plain outbox that Waybill replaces: one transaction per message,
 an outbox table with a status column and a composite index, a dispatcher that claims batches of 100 by
-`FOR UPDATE SKIP LOCKED`. It is tuned within its design; what was tuned stands at the top of that file. It checks neither
-membership nor rights nor the body, all of which Waybill does.
+`FOR UPDATE SKIP LOCKED`. It is tuned within its design; what was tuned stands at the top of that file. It checks
+neither membership nor rights nor the body, all of which Waybill does.
 """
 
 
@@ -96,20 +97,10 @@ def rows(result: Result) -> list[Row]:
     names, lines = _table(result)
     found: list[Row] = []
     for line in lines:
-        figures = _at(result, *line.path)
+        figures = at(result, *line.path)
         if figures:
             found.append((line.label, *(_cell(figures.get(name), times=line.times) for name in names)))
     return found
-
-
-def words(result: Result) -> list[str]:
-    """What to know about these figures, a sentence or two each."""
-    match result["name"]:
-        case "send":
-            return _words_on_send(result)
-        case "e2e":
-            return _words_on_e2e(result)
-    return []
 
 
 def markdown(kept: list[dict[str, object]]) -> str:
@@ -119,7 +110,7 @@ def markdown(kept: list[dict[str, object]]) -> str:
         name = str(result["name"])
         cells = [headings(result), ("---", *("---:" for _ in headings(result)[1:])), *rows(result)]
         table = "\n".join(f"| {' | '.join(row)} |" for row in cells)
-        notes = "\n".join(f"- {word}" for word in words(result))
+        notes = "\n".join(f"- {word}" for word in words_on(result))
         parts.append(f"## {_TITLES.get(name, name)}\n\n{_origin(result)}\n\n{table}\n\n{notes}\n")
     return "\n".join(parts)
 
@@ -128,49 +119,6 @@ def write(folder: Path = results.FOLDER, file: Path = FILE) -> None:
     """Write the file anew from what is kept."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(markdown(results.kept(folder)), encoding="utf-8")
-
-
-def _words_on_send(result: Result) -> list[str]:
-    settings = _at(result, "settings")
-    at_once, single = _at(result, "ratio_at_once"), _at(result, "single_requests", "ratio")
-    scan, waybill = _at(result, "peer"), _at(result, "waybill")
-    return [
-        f"{settings['in_flight'] * settings['batch']:,.0f} sends wait for their answer at any time, on both sides, over "
-        f"{settings['chats']:.0f} conversations: {settings['in_flight']:.0f} requests of {settings['batch']:.0f}, which "
-        "is how a busy gateway forwards. At a full load the latencies follow from the rates. What each side does to "
-        "deliver goes on meanwhile, on the same cores.",
-        f"Both have {settings['pool']:.0f} connections. Waybill's ingest writes through 4 of them and keeps the others "
-        "for reads; the reference writes through all but the dispatcher's 2.",
-        "The reference is measured as such code is written: begin, number, message, outbox row, commit. Folded into one "
-        f"statement it saves four of five round trips, and Waybill's lead is {_times(at_once.get('rate_s'))} in place of "
-        f"{_times(_at(result, 'ratio').get('rate_s'))}: the rest is the price of a commit and an index update for each "
-        "row instead of for each batch.",
-        f"When every send is a request of its own, HTTP in Python costs more than either writer: Waybill's rate is then "
-        f"{_times(single.get('rate_s'))} the reference's. The gateway's batches are what group commit lives on.",
-        f"Written is not delivered: when the time was over, {waybill['unsent_at_end']:,.0f} of Waybill's events and "
-        f"{scan['unsent_at_end']:,.0f} of the reference's were not yet in Kafka.",
-    ]
-
-
-def _words_on_e2e(result: Result) -> list[str]:
-    settings, waybill, push = _at(result, "settings"), _at(result, "waybill"), _at(result, "peer_after_commit")
-    return [
-        f"{settings['rate_s']:.0f} messages a second in an open loop over {settings['chats']:.0f} conversations of "
-        f"{settings['users']:.0f} users. Waybill is measured from socket to socket through every service. The reference "
-        "is measured in its best case, within one process from its commit to a Kafka consumer: no socket, no HTTP, no "
-        "gateway.",
-        "With the scan alone the time is that of the scan: any moment within 3 s.",
-        f"**The after-commit push, honestly.** While nothing fails it has no scan to wait for: p50 {push['p50_ms']:.1f} ms "
-        f"and p99 {push['p99_ms']:.1f} ms from its commit to Kafka. The part of Waybill's way that is like it, from "
-        f"`sent` read to `event` read, took p50 {waybill['sent_to_event_p50_ms']:.1f} ms and p99 "
-        f"{waybill['sent_to_event_p99_ms']:.1f} ms, gateway and socket included. Speed is no reason to prefer Waybill's "
-        "relay to it. What it does not have is order: two pushes overtake each other, a failed one waits for the scan "
-        "while later ones go out; a process that dies between commit and push leaves the message to the scan, seconds "
-        "later, behind its successors; and each message costs one more update of the hot table.",
-        f"In a turn of the push, {push['disordered']:.0f} messages came to Kafka behind a later one of their "
-        f"conversation and {push['repeated']:.0f} came twice; at Waybill's sockets {waybill['disordered']:.0f} and "
-        f"{waybill['repeated']:.0f}.",
-    ]
 
 
 def _origin(result: Result) -> str:
@@ -186,24 +134,13 @@ def _table(result: Result) -> tuple[tuple[str, ...], tuple[_Line, ...]]:
     if name in _TABLES:
         return _TABLES[name]
     lines = (_Line("Waybill", ("waybill",)), _Line("peer", ("peer",)), _Line("better by", ("ratio",), times=True))
-    return tuple(_at(result, "ratio")), lines
-
-
-def _at(result: Result, *path: str) -> dict[str, float]:
-    found: object = result
-    for name in path:
-        found = found.get(name, {}) if isinstance(found, dict) else {}
-    return cast("dict[str, float]", found)
+    return tuple(at(result, "ratio")), lines
 
 
 def _cell(value: float | None, *, times: bool) -> str:
     if value is None:
         return ""
-    return _times(value) if times else f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.1f}"
-
-
-def _times(value: float | None) -> str:
-    return "?" if value is None else f"{value:,.0f} ×" if value >= 100 else f"{value:.1f} ×"
+    return as_times(value) if times else f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.1f}"
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from bench import e2e, report, results, send, stage
 from bench.machine import machine
+from bench.words import words_on
 from deploy.local.running import NotRunningError
 from shared.errors import WaybillError
 
@@ -107,7 +108,7 @@ def show(result: Mapping[str, object], console: Console) -> None:
     for row in report.rows(result):
         table.add_row(*row)
     console.print(table)
-    for word in report.words(result):
+    for word in words_on(result):
         console.print(f"- {word}", highlight=False)
 
 

@@ -90,5 +90,11 @@ async def http(app: FastAPI, host: str, port: int) -> AsyncIterator[None]:
         yield
     finally:
         server.should_exit = True
-        with contextlib.suppress(SystemExit):
-            await task
+        try:
+            with contextlib.suppress(SystemExit):
+                await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # Whoever cancels does not want to wait for requests, but the server must still close its sockets.
+            server.force_exit = True
+            await asyncio.wait([task])
+            raise

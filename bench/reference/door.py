@@ -50,10 +50,12 @@ def _result(stored: Stored) -> dict[str, object]:
 
 async def _serve(options: argparse.Namespace, verifier: Verifier, stop: asyncio.Event) -> None:
     design = Design(pool=options.pool, push=options.push, writing=options.writing)
-    async with opened(options.postgres, options.kafka, options.topic, design) as outbox:
-        async with http(app(outbox, verifier), HOST, options.port):
-            print("ready", flush=True)
-            await stop.wait()
+    async with (
+        opened(options.postgres, options.kafka, options.topic, design) as outbox,
+        http(app(outbox, verifier), HOST, options.port),
+    ):
+        print("ready", flush=True)
+        await stop.wait()
 
 
 def main() -> None:

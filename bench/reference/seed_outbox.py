@@ -1,17 +1,17 @@
 """The reference: an outbox table with a status column, as it is usually built.
 
-One transaction per message numbers it, writes it and writes its outbox row. A dispatcher scans the outbox every few seconds,
-claims rows in batches of 100 with `FOR UPDATE SKIP LOCKED`, sends them to Kafka and marks them. With ``push`` each
-message is sent right after its commit as well, and the scan is the safety net.
+One transaction per message numbers it, writes it and writes its outbox row. A dispatcher scans the outbox every few
+seconds, claims rows in batches of 100 with `FOR UPDATE SKIP LOCKED`, sends them to Kafka and marks them. With ``push``
+each message is sent right after its commit as well, and the scan is the safety net.
 
 It is tuned within its design, and spared what does not belong to it:
 
 - every statement is prepared once per connection; with ``at_once`` the whole transaction is a single statement, and so
   a single round trip, which is more than such code usually does (``statements``: five round trips);
-- the dispatcher, and marking what was pushed, have two of the connections for themselves, so that a rush of sends does
-  not starve them;
+- the dispatcher has one of the connections for itself, so that a rush of sends does not starve it;
 - the scan does not wait while batches come back full, so a backlog is drained without a pause;
-- a batch goes to Kafka as a whole and is waited for once, not per record; no linger; `acks=all`, idempotent, as Waybill;
+- a batch goes to Kafka as a whole and is waited for once, not per record; no linger; `acks=all`, idempotent, as
+  Waybill's;
 - the index `(status, next_retry_at, id)` answers a claim without a sort; room on the pages for updates in place, and a
   keener autovacuum, since every row is updated twice;
 - a row that is pushed after its commit is hidden from the scan for ``scan_s``, so that the two do not send it twice;
@@ -52,8 +52,8 @@ _STALE_S = 30.0
 _MOST_PUSHES = 1_000
 """Pushes under way at a time; what commits beyond it is left to the scan."""
 
-_DISPATCHING = 2
-"""Connections of the dispatcher, out of the budget."""
+_DISPATCHING = 1
+"""Connections of the dispatcher, out of the budget; it does one thing after the other."""
 
 _CLOSE_S = 10.0
 _TIMEOUT_S = 30.0
@@ -80,7 +80,10 @@ class Stored(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """``pool``: connections for everything, at least 3. ``push``: send right after the commit, too. ``scan_s``: between scans."""
+    """``pool``: connections for everything, at least 2. ``push``: send right after the commit, too.
+
+    ``scan_s``: seconds from a scan's end to the next one.
+    """
 
     pool: int = 8
     push: bool = False
@@ -163,7 +166,7 @@ class SeedOutbox:
     async def _push(self, row_id: int, conversation_id: str, payload: str) -> None:
         try:
             await self._producer.send_and_wait(self._topic, payload.encode(), key=conversation_id.encode())
-            await self._dispatching.execute(_SQL["mark_sent"], [row_id])
+            await self._pool.execute(_SQL["mark_sent"], [row_id])
         except (KafkaError, *RETRIABLE):
             return  # the scan finds it
 

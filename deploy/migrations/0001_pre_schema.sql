@@ -51,6 +51,7 @@ CREATE TABLE event (
     UNIQUE (conversation_id, sender_id, client_msg_id)
 );
 CREATE INDEX event_edits ON event (conversation_id, target_seq, seq) WHERE type = 'edit';
+CREATE INDEX event_titles ON event (conversation_id, seq) WHERE type = 'conversation';
 
 -- The outbox is an append-only log: never updated, read by id above a cursor per shard. No foreign key (one was seen
 -- to deadlock), and the id is drawn one by one under the shard's lock (a sequence cache was seen to lose rows).

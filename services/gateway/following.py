@@ -229,14 +229,14 @@ class Following:
         if feed.loading:
             session.read_failed(read)
             return True
-        if found.head >= feed.as_of and feed.gains(found.visible):
-            # The user was added (again): first the `conversation` frame, then what it may see now.
+        if found.head >= feed.as_of and found.visible != feed.visible:
+            # First the `conversation` frame: without it the client takes what it may not see for a gap.
             session.read_failed(read)
             session.reload(feed)
             self.load(feed.conversation_id)
             return True
         member = found.visible.highest == OPEN
-        if (found.role, found.visible) != (feed.role, feed.visible) or (member and found.title != feed.title):
+        if found.role != feed.role or (member and found.title != feed.title):
             self.load(feed.conversation_id)
         feed.known(found.head, found.visible, found.role)
         for _, frame in found.events:

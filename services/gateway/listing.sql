@@ -5,7 +5,14 @@ WHERE m.user_id = $1
 
 -- name: list_conversations
 -- One row per conversation of $3, as user $1 on device $2 sees it, in one snapshot.
-SELECT c.conversation_id::text AS conversation_id, c.kind, c.title, c.history, c.last_seq, m.role, m.visible,
+-- Who has left sees the title as it was then.
+SELECT c.conversation_id::text AS conversation_id, c.kind,
+       CASE WHEN upper_inf(m.visible) THEN c.title ELSE (
+           SELECT e.body ->> 'title' FROM event AS e
+           WHERE e.conversation_id = c.conversation_id AND e.type = 'conversation' AND e.seq < upper(m.visible)
+             AND (e.body -> 'title') IS NOT NULL
+           ORDER BY e.seq DESC LIMIT 1) END AS title,
+       c.history, c.last_seq, m.role, m.visible,
        visible_head(m.visible, c.last_seq) AS head,
        held_up_to(coalesce(d.delivered, '{}'), m.visible, c.last_seq) AS record,
        coalesce(r.delivered_seq, 0) AS delivered_seq,

@@ -69,10 +69,6 @@ class Feed:
         """Whether the user may read this seq; true only for what ``as_of`` covers or a member's open range."""
         return seq in self.visible
 
-    def gains(self, visible: RangeSet) -> bool:
-        """Whether ``visible`` holds what the user could not see so far."""
-        return bool(visible - self.visible)
-
     def changed_by(self, seq: int, action: str, role: str | None) -> None:
         """Apply a `member` event about this user; one that ``as_of`` covers already changes nothing."""
         if seq <= self.as_of:

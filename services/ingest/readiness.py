@@ -40,6 +40,8 @@ class Readiness:
             row = await connection.fetchrow(_ROOM, timeout=CHECK_S)
         if row is None:
             return "the outbox has no partition"
+        if not row["has_schema"]:
+            return "the schema is not the one that this version needs"
         last_id, low, high = row["last_id"], row["low"], row["high"]
         OUTBOX_IDS_LEFT.set(high - 1 - last_id)
         if last_id >= low:

@@ -55,9 +55,9 @@ class Cursors:
     def __init__(self, store: ShardStore) -> None:
         self._store = store
         self._pending: dict[int, _Pending] = {}
+        self._writing: dict[int, _Pending] = {}
         self._more = asyncio.Event()
-        self._stored = asyncio.Event()
-        self._stored.set()
+        self._wrote = asyncio.Event()
 
     def moved(self, shard: HeldShard, to_id: int, placed: Sequence[tuple[Delivery, int]]) -> None:
         """Rows up to ``to_id`` are in Kafka; ``placed`` are the deliveries, each with its number of rows."""
@@ -65,17 +65,21 @@ class Cursors:
         if pending is None or pending.shard is not shard:
             pending = self._pending[shard.number] = _Pending(shard)
         pending.add(to_id, placed)
-        self._stored.clear()
         self._more.set()
 
-    async def flush(self, timeout_s: float) -> bool:
-        """Wait until all is stored; whether that was so in time."""
+    async def flush(self, shards: Sequence[HeldShard], timeout_s: float) -> bool:
+        """Wait until nothing of these shards is left to be stored; whether that was so in time."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._stored.wait()
+                while any(self._has(shard) for shard in shards):
+                    await self._wrote.wait()
         except TimeoutError:
             return False
         return True
+
+    def _has(self, shard: HeldShard) -> bool:
+        waiting = (self._pending.get(shard.number), self._writing.get(shard.number))
+        return any(one is not None and one.shard is shard for one in waiting)
 
     async def run(self) -> None:
         """Store, until cancelled. While Postgres is away it tries again: leases end by themselves."""
@@ -83,18 +87,19 @@ class Cursors:
         while True:
             await self._more.wait()
             self._more.clear()
-            pending, self._pending = self._pending, {}
+            self._writing, self._pending = self._pending, {}
             try:
-                await self._store_all(pending)
+                await self._store_all(self._writing)
             except RETRIABLE as error:
-                self._put_back(pending)
+                self._put_back()
                 LOOP_ERRORS.labels("cursors").inc()
                 _log.warning("cursors not stored", error=repr(error))
                 await asyncio.sleep(backoff.next())
                 continue
             backoff.reset()
-            if not self._pending:
-                self._stored.set()
+            self._writing = {}
+            self._wrote.set()
+            self._wrote = asyncio.Event()
             await asyncio.sleep(_GATHER_S)
 
     async def _store_all(self, pending: dict[int, _Pending]) -> None:
@@ -105,8 +110,9 @@ class Cursors:
             pending[number].shard.lose()
             _log.warning("cursor fenced: another relay holds the shard", shard=number, epoch=epoch)
 
-    def _put_back(self, pending: dict[int, _Pending]) -> None:
-        for number, old in pending.items():
+    def _put_back(self) -> None:
+        writing, self._writing = self._writing, {}
+        for number, old in writing.items():
             new = self._pending.get(number)
             if new is None:
                 self._pending[number] = old

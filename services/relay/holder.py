@@ -43,8 +43,14 @@ class Holder:
         self._cursors = cursors
         self._timing = timing
         self._owner = owner
-        self._renew_at = float("-inf")
+        self._renewed_at = float("-inf")
+        self._trusted_until = float("-inf")
         self._began = False
+
+    @property
+    def trouble(self) -> str | None:
+        """What keeps this process from holding leases; None if nothing does."""
+        return None if time.monotonic() < self._trusted_until else "no lease is kept"
 
     async def run(self) -> None:
         """Hold the share until cancelled. While Postgres is away the leases run out, and nothing is sent."""
@@ -57,13 +63,13 @@ class Holder:
                     _log.warning("leases not kept", error=repr(error))
                     await asyncio.sleep(_RETRY_S)
                 else:
+                    self._trusted_until = self._timing.trusted_until(self._renewed_at)
                     await asyncio.sleep(self._timing.look_every_s)
 
     async def give_back(self, grace_s: float) -> None:
-        """Finish what is under way, store the cursors and free the shards, each for at most ``grace_s``."""
+        """Store the cursors and free all shards, each for at most ``grace_s``; nothing is published any more."""
         shards = list(self._held.values())
-        await self._publisher.finish(shards, grace_s)
-        await self._cursors.flush(grace_s)
+        await self._cursors.flush(shards, grace_s)
         try:
             async with asyncio.timeout(grace_s):
                 await self._free(shards)
@@ -75,7 +81,7 @@ class Holder:
         if not self._began:
             await self._take_own()
         self._drop_lost()
-        if time.monotonic() >= self._renew_at:
+        if time.monotonic() >= self._renewed_at + self._timing.renew_every_s:
             await self._renew()
         staying = [number for number, shard in self._held.items() if not shard.leaving]
         todo = plan(self._owner, await self._store.live_owners(), staying)
@@ -98,7 +104,7 @@ class Holder:
         sent_at = time.monotonic()
         await self._store.announce()
         renewed = await self._store.renew(epochs)
-        self._renew_at = sent_at + self._timing.renew_every_s
+        self._renewed_at = sent_at
         for number, epoch in epochs.items():
             shard = self._held.get(number)
             if shard is None or shard.epoch != epoch:
@@ -120,7 +126,7 @@ class Holder:
 
     async def _give_up(self, shards: list[HeldShard]) -> None:
         await self._publisher.finish(shards, self._timing.longest_s)
-        await self._cursors.flush(self._timing.longest_s)
+        await self._cursors.flush(shards, self._timing.longest_s)
         while True:
             try:
                 return await self._free(shards)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shared.postgres import Pool
 
 _GRACE_S = 5.0
+_CLOSE_S = 2.0
 _LEASE_CONNECTIONS = 2
 
 
@@ -71,17 +72,21 @@ class Relay:
             tail.cancel()
             holder.cancel()
             await asyncio.wait([tail, holder])
-            await self._holder.give_back(self._grace_s)
+            await self._publisher.finish(list(self._held.values()), self._grace_s)
             self._publisher.close()
-            await asyncio.wait([publisher], timeout=self._grace_s)
-            for task in (publisher, cursors, backlog):
-                task.cancel()
+            await asyncio.wait([publisher], timeout=_CLOSE_S)
+            publisher.cancel()
+            await asyncio.wait([publisher])
+            await self._holder.give_back(self._grace_s)
+            cursors.cancel()
+            backlog.cancel()
 
     def checks(self) -> dict[str, Callable[[], Awaitable[str | None]]]:
         """What `readyz` asks."""
         return {
             "postgres": self._postgres,
             "kafka": self._kafka,
+            "leases": self._leases,
             "unsent": self._unsent,
             "shards": self._shards,
         }
@@ -92,6 +97,9 @@ class Relay:
 
     async def _kafka(self) -> str | None:
         return self._publisher.trouble
+
+    async def _leases(self) -> str | None:
+        return self._holder.trouble
 
     async def _unsent(self) -> str | None:
         oldest = self._backlog.oldest_s

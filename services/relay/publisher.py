@@ -194,7 +194,7 @@ class Publisher:
         self._backoff.reset()
         shard.acked_id = batch.to_id
         placed = [
-            (Delivery(part.from_id, part.to_id, self._topics.of_outbox(part.topic), base), part.rows)
+            (Delivery(part.from_id, part.to_id, part.topic, base), part.rows)
             for part, base in zip(parts, bases, strict=True)
         ]
         self._cursors.moved(shard, batch.to_id, placed)

@@ -30,7 +30,7 @@ class Taken(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """Rows ``from_id`` to ``to_id`` of a shard and topic are in Kafka, the first at ``base_offset``, without a gap."""
+    """Rows ``from_id`` to ``to_id`` of a shard and a topic (as `outbox` names it) are in Kafka from ``base_offset``."""
 
     from_id: int
     to_id: int

@@ -20,7 +20,7 @@ from tests.databases import Database, Databases
 from tests.relays import Relays, Writer, all_records, drained, order_per_conversation, relays
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ CONVERSATIONS = 200
 ROWS = 50
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.promise("I4")
 async def test_twenty_kills_lose_and_disorder_nothing(
     owner_db: asyncpg.Connection, stores: Stores, relay_topics: Topics, fleet: Relays

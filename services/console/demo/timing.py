@@ -47,12 +47,3 @@ def percentile(values: Iterable[float], share: float) -> float | None:
     """The nearest-rank percentile; None without values."""
     ranked = sorted(values)
     return ranked[max(0, ceil(share * len(ranked)) - 1)] if ranked else None
-
-
-def recovery(killed_at: float, shown: Iterable[tuple[float, float]]) -> float | None:
-    """Seconds from a kill to the first display of an event that was written after it; None if there was none.
-
-    ``shown``: (written, displayed) of events. What was on its way already says nothing about the part that died.
-    """
-    times = [displayed - killed_at for written, displayed in shown if written > killed_at]
-    return min(times) if times else None

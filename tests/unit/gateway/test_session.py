@@ -323,8 +323,6 @@ class TestMembership:
         feed.changed_by(6, "leave", None)
         feed.known(5, ALL, "admin")
         assert (list(feed.visible), feed.role) == ([(1, 6)], "member")
-        assert feed.gains(ALL)
-        assert not feed.gains(RangeSet([(1, 3)]))
 
     def test_may_see(self) -> None:
         feed = live(session(), visible=RangeSet([(2, 3), (5, OPEN)]))

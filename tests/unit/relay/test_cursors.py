@@ -49,7 +49,7 @@ async def test_what_lies_end_to_end_in_kafka_is_one_delivery(store: Store, curso
     cursors.moved(held, 5, [(Delivery(1, 5, "events", 10), 4), (Delivery(2, 2, "receipts", 3), 1)])
     cursors.moved(held, 9, [(Delivery(7, 9, "events", 14), 3)])
     cursors.moved(held, 12, [(Delivery(12, 12, "events", 18), 1)])
-    assert await cursors.flush(1)
+    assert await cursors.flush([held], 1)
     [[move]] = store.moves
     assert move.to_id == 12
     assert list(move.deliveries) == [
@@ -60,9 +60,10 @@ async def test_what_lies_end_to_end_in_kafka_is_one_delivery(store: Store, curso
 
 
 async def test_all_shards_that_moved_go_in_one_write(store: Store, cursors: Cursors) -> None:
-    for number in range(5):
-        cursors.moved(shard(number), 1, [])
-    assert await cursors.flush(1)
+    shards = [shard(number) for number in range(5)]
+    for held in shards:
+        cursors.moved(held, 1, [])
+    assert await cursors.flush(shards, 1)
     assert len(store.moves) == 1
     assert sorted(move.shard for move in store.moves[0]) == list(range(5))
 
@@ -72,9 +73,9 @@ async def test_a_failed_write_is_done_again_with_what_came_since(store: Store, c
     store.failures = 2
     cursors.moved(held, 5, [(Delivery(1, 5, "events", 10), 4)])
     await until(lambda: store.failures < 2, timeout=1, what="a first failure")
-    assert not await cursors.flush(0)
+    assert not await cursors.flush([held], 0)
     cursors.moved(held, 9, [(Delivery(7, 9, "events", 14), 3)])
-    assert await cursors.flush(5)
+    assert await cursors.flush([held], 5)
     [[move]] = store.moves
     assert (move.to_id, list(move.deliveries)) == (9, [Delivery(1, 9, "events", 10)])
 
@@ -84,16 +85,27 @@ async def test_a_fenced_shard_is_lost(store: Store, cursors: Cursors) -> None:
     store.fences = {(1, 1)}
     cursors.moved(fenced, 5, [])
     cursors.moved(fine, 5, [])
-    assert await cursors.flush(1)
+    assert await cursors.flush([fenced, fine], 1)
     assert (fenced.lost, fine.lost) == (True, False)
     cursors.moved(fenced, 6, [])
-    assert await cursors.flush(1)
+    assert await cursors.flush([fenced], 1)
     assert len(store.moves) == 1, "nothing more is tried for it"
 
 
 async def test_a_new_epoch_replaces_the_older_ones_moves(store: Store, cursors: Cursors) -> None:
     cursors.moved(shard(1, epoch=1), 5, [])
-    cursors.moved(shard(1, epoch=2), 3, [])
-    assert await cursors.flush(1)
+    newer = shard(1, epoch=2)
+    cursors.moved(newer, 3, [])
+    assert await cursors.flush([newer], 1)
     [[move]] = store.moves
     assert (move.epoch, move.to_id) == (2, 3)
+
+
+async def test_flushing_does_not_wait_for_other_shards(store: Store, cursors: Cursors) -> None:
+    leaving, busy = shard(1), shard(2)
+    cursors.moved(leaving, 5, [])
+    flushing = asyncio.create_task(cursors.flush([leaving], 5))
+    while not flushing.done():
+        cursors.moved(busy, busy.acked_id + 1, [])
+        await asyncio.sleep(0)
+    assert flushing.result()

@@ -165,7 +165,7 @@ async def test_the_next_batch_waits_for_its_predecessors_confirmation(world: Wor
     client.waiting[0].set_result(Placed(100))
     assert (await handed(client, 2))[1] == ("t.events.v1", 7, 2)
     assert shard.acked_id == 4
-    assert world.cursors.moves == [(7, 4, [(Delivery(1, 4, "t.events.v1", 100), 3)])]
+    assert world.cursors.moves == [(7, 4, [(Delivery(1, 4, "events.v1", 100), 3)])]
 
 
 async def test_a_batch_of_two_topics_moves_the_cursor_when_both_are_confirmed(world: World) -> None:
@@ -179,7 +179,7 @@ async def test_a_batch_of_two_topics_moves_the_cursor_when_both_are_confirmed(wo
     assert world.cursors.moves == []
     client.waiting[0].set_result(Placed(10))
     await until(lambda: world.cursors.moves, timeout=5, what="the move")
-    placed = [(Delivery(1, 1, "t.events.v1", 10), 1), (Delivery(2, 2, "t.receipts.v1", 50), 1)]
+    placed = [(Delivery(1, 1, "events.v1", 10), 1), (Delivery(2, 2, "receipts.v1", 50), 1)]
     assert world.cursors.moves == [(7, 2, placed)]
 
 

@@ -1,0 +1,64 @@
+"""Made-up results, whole."""
+
+MACHINE = {"cpu": "A CPU", "cores": 2, "memory_gib": 8.0, "system": "Linux 6", "python": "3.11.7"}
+
+
+def of(name: str) -> dict[str, object]:
+    ends: dict[str, object] = {
+        "machine": MACHINE,
+        "date": "2026-01-02T03:04:05+00:00",
+        "command": f"waybill bench {name}",
+    }
+    return {**(_SEND if name == "send" else _E2E), **ends}
+
+
+def _figures(rate_s: float, ms: float, unsent: float) -> dict[str, float]:
+    return {"rate_s": rate_s, "p50_ms": ms, "p99_ms": ms * 3, "unsent_at_end": unsent}
+
+
+def _ratio(value: float) -> dict[str, float]:
+    return {"rate_s": value, "p50_ms": value, "p99_ms": value}
+
+
+_SEND: dict[str, object] = {
+    "name": "send",
+    "waybill": _figures(6123.4, 300.0, 120.0),
+    "peer": _figures(1000.0, 1800.0, 4000.0),
+    "ratio": _ratio(6.12),
+    "peer_after_commit": _figures(700.0, 2500.0, 50.0),
+    "peer_at_once": _figures(2500.0, 700.0, 5000.0),
+    "ratio_at_once": _ratio(2.46),
+    "writer_only": {
+        "waybill": _figures(5000.0, 350.0, 0.0),
+        "peer": _figures(1100.0, 1700.0, 0.0),
+        "ratio": _ratio(4.55),
+        "peer_at_once": _figures(2600.0, 690.0, 0.0),
+        "ratio_at_once": _ratio(1.92),
+    },
+    "single_requests": {
+        "waybill": _figures(650.0, 50.0, 0.0),
+        "peer": _figures(500.0, 60.0, 0.0),
+        "ratio": _ratio(1.3),
+    },
+    "settings": {"pool": 8, "chats": 200, "batch": 250, "in_flight": 8, "warm_s": 2.0, "measure_s": 8.0, "rounds": 3},
+}
+
+_E2E: dict[str, object] = {
+    "name": "e2e",
+    "waybill": {
+        "p50_ms": 12.0,
+        "p99_ms": 25.0,
+        "sent_p50_ms": 7.0,
+        "sent_p99_ms": 15.0,
+        "sent_to_event_p50_ms": 5.0,
+        "sent_to_event_p99_ms": 11.0,
+        "repeated": 0.0,
+        "disordered": 0.0,
+        "started_late_p99_ms": 1.0,
+    },
+    "peer": {"p50_ms": 1510.0, "p99_ms": 2990.0, "commit_p50_ms": 2.0, "repeated": 0.0, "disordered": 4.0},
+    "ratio": {"p50_ms": 125.83, "p99_ms": 119.6},
+    "peer_after_commit": {"p50_ms": 4.0, "p99_ms": 9.0, "commit_p50_ms": 2.0, "repeated": 1.0, "disordered": 17.0},
+    "ratio_after_commit": {"p50_ms": 0.33, "p99_ms": 0.36},
+    "settings": {"pool": 8, "users": 20, "chats": 50, "rate_s": 200.0, "warm_s": 3.0, "measure_s": 12.0, "rounds": 3},
+}

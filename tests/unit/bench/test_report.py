@@ -1,0 +1,62 @@
+from pathlib import Path
+
+import pytest
+
+from bench import report, results
+from bench.words import words_on
+from tests.unit.bench.results_of import of
+
+
+@pytest.mark.parametrize("name", ["send", "e2e"])
+def test_a_table_has_a_cell_for_every_heading(name: str) -> None:
+    result = of(name)
+    width = len(report.headings(result))
+    assert all(len(row) == width for row in report.rows(result))
+    assert ["6.1 ×" in row or "120 ×" in row for row in report.rows(result)].count(True) == 1
+
+
+def test_a_figure_below_a_hundred_keeps_its_decimal_and_a_large_one_is_grouped() -> None:
+    assert report.rows(of("send"))[0][1:] == ("6,123", "300", "900", "120")
+    assert report.rows(of("e2e"))[-1][1:3] == ("0.3 ×", "0.4 ×")
+
+
+def test_a_benchmark_that_is_not_known_is_told_by_its_ratio() -> None:
+    result = {"name": "relay", "waybill": {"p50_ms": 2.0}, "peer": {"p50_ms": 8.0}, "ratio": {"p50_ms": 4.0}}
+    assert report.headings(result) == ("", "p50 ms")
+    assert report.rows(result)[-1] == ("better by", "4.0 ×")
+    assert words_on(result) == []
+
+
+def test_the_words_say_the_figures_of_this_result() -> None:
+    said = " ".join(words_on(of("send")))
+    assert "2,000 sends wait" in said
+    assert "lead is 2.5 × in place of 6.1 ×" in said
+    said = " ".join(words_on(of("e2e")))
+    assert "p50 4.0 ms and p99 9.0 ms" in said
+    assert "In a turn of the push 17 messages" in said
+
+
+def test_the_page_is_made_from_what_is_kept(tmp_path: Path) -> None:
+    folder, page = tmp_path / "results", tmp_path / "docs" / "performance.md"
+    for name in ("e2e", "send"):
+        results.keep(of(name), folder)
+    report.write(folder, page)
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# Performance\n")
+    assert text.index("(`send`)") < text.index("(`e2e`)")
+    assert text.count("2026-01-02, A CPU, 2 cores, 8.0 GiB, Linux 6, Python 3.11.7: `waybill bench ") == 2
+    for line in text.splitlines():
+        if line.startswith("|"):
+            assert line.count("|") == 6
+
+
+def test_a_later_result_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
+    results.keep(of("send"), tmp_path)
+    results.keep({**of("send"), "date": "2027-01-01"}, tmp_path)
+    assert [result["date"] for result in results.kept(tmp_path)] == ["2027-01-01"]
+
+
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "send.json").write_text('{"name": "other"}')
+    with pytest.raises(ValueError, match="is not the result of a benchmark"):
+        results.kept(tmp_path)

@@ -1,0 +1,97 @@
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench import run, stage
+from bench.e2e import Settings as E2eSettings
+from deploy.local.endpoints import Endpoints
+from tests.unit.bench.results_of import of
+
+ENDPOINTS = Endpoints(
+    gateway="http://g",
+    ingest="http://i",
+    console="http://c",
+    private={},
+    postgres="",
+    kafka="",
+    redis="",
+    auth_secret="s",
+    pids={},
+)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Nothing is started; the settings that a benchmark was given."""
+    given: list[object] = []
+
+    @contextlib.contextmanager
+    def waybill(file: Path | None, *, pool: int) -> Iterator[Endpoints]:
+        yield ENDPOINTS
+
+    async def measure(where: Endpoints, settings: object) -> dict[str, object]:
+        given.append(settings)
+        return {key: value for key, value in of("e2e").items() if key not in ("machine", "date", "command")}
+
+    monkeypatch.setattr(stage, "waybill", waybill)
+    monkeypatch.setattr(run.e2e, "measure", measure)
+    return given
+
+
+def test_json_ends_with_one_line_of_the_protocols_names(
+    measured: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.main(["e2e", "--json", "--rounds", "1", "--seconds", "2.5"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"name", "waybill", "peer", "ratio", "machine", "date"} <= result.keys()
+    assert result["command"] == "waybill bench e2e --json --rounds 1 --seconds 2.5"
+    assert measured == [E2eSettings(rounds=1, measure_s=2.5)]
+
+
+def test_without_json_people_get_a_table(measured: list[object], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["e2e"]) == 0
+    assert "waybill bench e2e" in capsys.readouterr().out
+
+
+def test_a_result_is_kept_only_when_asked_for(
+    measured: list[object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kept: list[str] = []
+    monkeypatch.setattr(run.results, "keep", lambda result: kept.append(result["name"]))
+    monkeypatch.setattr(run.report, "write", lambda: kept.append("page"))
+    assert run.main(["e2e", "--json"]) == 0
+    assert kept == []
+    assert run.main(["e2e", "--json", "--keep"]) == 0
+    assert kept == ["e2e", "page"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("refused"), ExceptionGroup("several", [RuntimeError("refused")])])
+def test_a_failure_is_a_line_on_standard_error(
+    error: Exception, measured: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def measure(where: Endpoints, settings: object) -> dict[str, object]:
+        raise error
+
+    monkeypatch.setattr(run.e2e, "measure", measure)
+    assert run.main(["e2e", "--json"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == "waybill bench: refused\n"
+
+
+def test_endpoints_that_are_not_there_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["send", "--endpoints", str(tmp_path / "none.json")]) == 1
+    assert "none.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["nothing"], ["send", "--pool", "4"], ["send", "--rounds", "0"], ["e2e", "--seconds", "-1"]]
+)
+def test_a_wrong_command_line_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run.main(arguments)
+    assert stopped.value.code == 2
+    assert "usage: waybill bench" in capsys.readouterr().err

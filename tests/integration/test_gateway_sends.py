@@ -5,13 +5,15 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from aiohttp import web
 
 from deploy.local import ports
-from tests.gateways import SECRET, Gateway, House, user
+from tests.databases import Database
+from tests.gateways import Gateway, House, user
+from tests.stack import Stores
 from tests.waiting import until
 
 pytest_plugins = ["tests.integration.gateway_house"]
@@ -187,22 +189,20 @@ async def test_an_ingest_that_answers_nonsense(home: House) -> None:
     await runner.cleanup()
 
 
-@pytest.fixture
-async def receipts(home: House) -> AsyncIterator[None]:
+@pytest.fixture(scope="module")
+def receipts(shared_database: Database, stores: Stores, shared_prefix: str) -> Iterator[None]:
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("WAYBILL_")},
-        "WAYBILL_POSTGRES_URL": home.database.url("receipts"),
-        "WAYBILL_KAFKA_BOOTSTRAP": home.stores.kafka,
-        "WAYBILL_TOPIC_PREFIX": home.topics.prefix,
+        "WAYBILL_POSTGRES_URL": shared_database.url("receipts"),
+        "WAYBILL_KAFKA_BOOTSTRAP": stores.kafka,
+        "WAYBILL_TOPIC_PREFIX": shared_prefix,
         "WAYBILL_RECEIPTS_PRIVATE_PORT": str(ports.free_port()),
-        "WAYBILL_AUTH_SECRET": SECRET,
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "services.receipts.main"], env=environment, stdout=subprocess.DEVNULL
-    )
-    yield
-    process.terminate()
-    await asyncio.to_thread(process.wait, 20)
+    command = [sys.executable, "-m", "services.receipts.main"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+        yield
+        process.terminate()
+        process.wait(20)
 
 
 async def published(home: House, rows: int) -> None:

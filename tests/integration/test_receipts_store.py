@@ -16,7 +16,7 @@ from services.receipts.fold import Changes, Held, Mark
 from services.receipts.store import OffsetsMovedError, Store
 from shared.kafka import partition_of
 from shared.postgres import Pool, open_pool
-from shared.ranges import RangeSet
+from shared.ranges import OPEN, RangeSet
 from tests.databases import Database
 from tests.integration import receipts_stage as stage
 from tests.unit.receipts.histories import HEAD, VISIBLE, Change, Scene, acks, batched, changes
@@ -187,6 +187,25 @@ async def test_batches_of_several_partitions_side_by_side_neither_deadlock_nor_l
                 if user != "stranger":
                     assert rows[id_, user] == stage.Receipt(marks.delivered, marks.delivered_seq, marks.read)
         assert await owner.fetchval("SELECT sum(next) FROM ack_offset") == 8 * 15
+
+
+@pytest.mark.promise("I8")
+async def test_who_is_shown_more_of_the_past_keeps_the_delivered_mark(database: Database) -> None:
+    """Who comes back to a group with all its history sees events that none of their devices holds."""
+    id_ = str(uuid.uuid4())
+    async with (
+        open_pool(database.owner_url, size=1, name="test") as owner,
+        open_pool(database.url("receipts"), size=1, name="test") as pool,
+    ):
+        await stage.seed(owner, id_, 10, {"anna": RangeSet([(5, OPEN)])})
+        log = Log(Store(pool, TOPIC))
+        await log.open()
+        await log.apply(batched([Held(id_, "anna", "phone", RangeSet([(5, 7)]))]))
+        await stage.set_visible(owner, id_, "anna", stage.EVERYTHING)
+        await log.apply(batched([Held(id_, "anna", "phone", RangeSet([(9, 9)]))]))
+        assert (await stage.receipts(owner))[id_, "anna"] == stage.Receipt(RangeSet([(5, 7), (9, 9)]), 7, (0, 0))
+        await log.apply(batched([Held(id_, "anna", "laptop", RangeSet([(1, 8)]))]))
+        assert (await stage.receipts(owner))[id_, "anna"] == stage.Receipt(RangeSet([(1, 9)]), 9, (0, 0))
 
 
 @pytest.mark.promise("I8")

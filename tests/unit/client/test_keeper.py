@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
-from tests.waiting import until
 from waybill_client.inbox import Inbox
 from waybill_client.keeper import Keeper
 from waybill_client.store import MemoryStore
 
+if TYPE_CHECKING:
+    import pytest
 
-async def test_a_wake_up_with_nothing_to_store_does_not_block_the_loop(monkeypatch) -> None:
+from tests.waiting import until
+
+
+async def test_a_wake_up_with_nothing_to_store_does_not_block_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("waybill_client.keeper.RENDERED_DELAY_S", 0.0)
     keeper = Keeper(None, MemoryStore(), Inbox(MemoryStore(), lambda event: None), lambda outputs: None,
                     max_queued=10, deliver=True, on_rewind=None)  # fmt: skip

@@ -105,5 +105,7 @@ acks = helds | reads | unreads
 """Version jumps, marks beyond the head, acks of what is not visible and devices side by side come by themselves."""
 
 changes = st.builds(Change, grow=st.integers(0, 4)) | st.builds(
-    Change, user=st.sampled_from(["anna", "late", "left", "back"]), visible=st.lists(_pairs, min_size=1).map(RangeSet)
+    Change,
+    user=st.sampled_from(["anna", "late", "left", "back"]),
+    visible=st.lists(_pairs | st.just((1, OPEN)), min_size=1).map(RangeSet),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from math import inf
 from typing import TYPE_CHECKING
 
 from bench.figures import Turn
@@ -20,32 +21,44 @@ async def closed_loop(
     measure_s: float,
     end: Callable[[], Awaitable[None]],
 ) -> Turn:
-    """``callers`` call one after the other without a pause for ``warm_s`` + ``measure_s`` seconds.
+    """``callers`` call one after the other without a pause; measured are ``measure_s`` seconds after the warm-up.
 
-    ``call`` returns how many sends it got done. What began or ended outside the measured time does not count. ``end``
-    is called when that time is over, while the last calls are still under way. Raises what a call raises.
+    The warm-up lasts ``warm_s`` seconds, and until each caller has ended its first call. ``call`` returns how many
+    sends it got done. What ends in the measured time counts, wherever it began. ``end`` is called when that time is
+    over, while the last calls are still under way. Raises what a call raises.
     """
-    begin = time.perf_counter() + warm_s
-    finish = begin + measure_s
+    begin = finish = inf
+    cold = callers
+    warm = asyncio.Event()
     done = 0
     latencies: list[float] = []
 
     async def caller() -> None:
-        nonlocal done
+        nonlocal done, cold
+        first = True
         while (before := time.perf_counter()) < finish:
             count = await call()
             after = time.perf_counter()
             if begin <= after < finish:
                 done += count
-                if before >= begin:
-                    latencies.append(after - before)
+                latencies.append(after - before)
+            if first:
+                first = False
+                cold -= 1
+                if cold == 0:
+                    warm.set()
 
-    async def ending() -> None:
-        await asyncio.sleep(finish - time.perf_counter())
+    async def watch() -> None:
+        nonlocal begin, finish
+        await asyncio.sleep(warm_s)
+        await warm.wait()
+        begin = time.perf_counter()
+        finish = begin + measure_s
+        await asyncio.sleep(measure_s)
         await end()
 
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(ending())
+        tasks.create_task(watch())
         for _ in range(callers):
             tasks.create_task(caller())
     return Turn(latencies, done / measure_s)

@@ -12,11 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import aiohttp
 import asyncpg
 import uvloop
 from aiokafka.errors import KafkaError
 from rich.console import Console
 from rich.table import Table
+from websockets.exceptions import WebSocketException
 
 from bench import e2e, report, results, send, stage
 from bench.machine import machine
@@ -41,11 +43,14 @@ _EXPECTED = (
     TimeoutError,
     ValueError,
     WaybillError,
+    WebSocketException,
+    aiohttp.ClientError,
 )
 """What keeps a benchmark from its end; people are told in a line, without a traceback."""
 
 _INTERRUPTED = 130
 _MOST_SECONDS = 600
+_MOST_RATE = 10_000
 _LEAST_POOL = 5
 
 
@@ -60,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--endpoints", type=Path, help="endpoints.json of a Waybill that runs; default: start one")
     made.add_argument("--rounds", type=_rounds, help="turns of each side (default 3)")
     made.add_argument("--seconds", type=_seconds, help="measured seconds of a turn (send 8, e2e 12)")
+    made.add_argument("--rate", type=_rate, help="messages per second of e2e (default 200)")
     made.add_argument("--pool", type=_pool, default=8, help="connections to Postgres of each side (8)")
     return made
 
@@ -97,6 +103,8 @@ async def _measure(of: Endpoints, options: argparse.Namespace) -> dict[str, obje
     given = {name: value for name, value in asked.items() if value is not None}
     if options.name == "send":
         return await send.measure(of, dataclasses.replace(send.Settings(pool=options.pool), **given))
+    if options.rate is not None:
+        given["rate_s"] = options.rate
     return await e2e.measure(of, dataclasses.replace(e2e.Settings(pool=options.pool), **given))
 
 
@@ -116,6 +124,13 @@ def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value <= _MOST_SECONDS:
         raise argparse.ArgumentTypeError(f"must be above 0, and at most {_MOST_SECONDS}")
+    return value
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not 1 <= value <= _MOST_RATE:
+        raise argparse.ArgumentTypeError(f"must be from 1 to {_MOST_RATE}")
     return value
 
 

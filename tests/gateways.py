@@ -1,6 +1,4 @@
-"""Gateways in the test's own process, clients that keep every frame, and conversations written as ingest writes them."""
-
-from __future__ import annotations
+"""Gateways in the test's own process, clients that keep every frame, conversations written as ingest writes them."""
 
 import asyncio
 import itertools
@@ -35,7 +33,7 @@ from tests.relay import Line
 from tests.stack import Stores
 from tests.waiting import until
 
-SECRET = "tests-secret-tests-secret-tests-secret"  # noqa: S105
+SECRET = "tests-secret-tests-secret-tests-secret"
 DIGEST_KEY = "tests-digest-key-of-32-characters"
 
 Frame = dict[str, Any]
@@ -235,7 +233,9 @@ class House:
 
     async def group(self, *members: str, title: str = "t", history: str = "joined", publish: bool = True) -> str:
         """A group; the first member makes it."""
-        return await self._create(CreateRequest(kind="group", members=[*members], title=title, history=history), publish)  # type: ignore[arg-type]
+        return await self._create(
+            CreateRequest(kind="group", members=[*members], title=title, history=history), publish
+        )  # type: ignore[arg-type]
 
     async def direct(self, one: str, other: str, *, publish: bool = True) -> str:
         return await self._create(CreateRequest(kind="direct", members=[one, other]), publish)
@@ -248,10 +248,10 @@ class House:
         return planned.conversation_id
 
     async def write(
-        self, conversation_id: str, sender: str, body: Any = None, *, type: str = "message", target: int | None = None
+        self, conversation_id: str, sender: str, body: Any = None, type_: str = "message", target: int | None = None
     ) -> int:
         """Write one event, as ingest would; it is not published yet. Returns its seq."""
-        (seq,) = await self._write(conversation_id, sender, [({"x": 1} if body is None else body, type, target)])
+        (seq,) = await self._write(conversation_id, sender, [({"x": 1} if body is None else body, type_, target)])
         return seq
 
     async def messages(self, conversation_id: str, sender: str, count: int) -> list[int]:
@@ -260,7 +260,7 @@ class House:
 
     async def member(self, conversation_id: str, sender: str, action: str, subject: str | None = None) -> int:
         body = {"action": action} | ({} if subject is None else {"user_id": subject})
-        return await self.write(conversation_id, sender, body, type="member")
+        return await self.write(conversation_id, sender, body, "member")
 
     async def _write(self, conversation_id: str, sender: str, events: list[tuple[Any, str, int | None]]) -> list[int]:
         claims = Claims("tests", "service", None, 0.0)

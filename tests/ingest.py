@@ -54,7 +54,13 @@ class Ingest:
         self.private_url = f"http://127.0.0.1:{private_port}"
 
     async def call(
-        self, method: str, path: str, user: str | None, *, scope: Scope = "user", headers: dict[str, str] | None = None,
+        self,
+        method: str,
+        path: str,
+        user: str | None,
+        *,
+        scope: Scope = "user",
+        headers: dict[str, str] | None = None,
         **kwargs: Any,
     ) -> Answer:
         given = dict(headers or {})
@@ -113,8 +119,12 @@ async def running(database: Database, **settings: Any) -> AsyncIterator[Ingest]:
     port, private_port = free_port(), free_port()
     given = IngestSettings(
         **{
-            "postgres_url": database.url("ingest"), "auth_secret": SECRET, "digest_key": DIGEST_KEY,
-            "ingest_port": port, "ingest_private_port": private_port, **settings,
+            "postgres_url": database.url("ingest"),
+            "auth_secret": SECRET,
+            "digest_key": DIGEST_KEY,
+            "ingest_port": port,
+            "ingest_private_port": private_port,
+            **settings,
         }
     )
     stop = asyncio.Event()
@@ -163,7 +173,9 @@ async def process(database: Database, **environment: str) -> AsyncIterator[Inges
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
             await until(
-                lambda: started.poll() is not None or _is_open(port), timeout=30, what="the ingest process opens its port"
+                lambda: started.poll() is not None or _is_open(port),
+                timeout=30,
+                what="the ingest process opens its port",
             )
             assert started.poll() is None
             yield IngestProcess(started, session, port, private_port)

@@ -1,4 +1,4 @@
-"""A relay in the test's own hand: what is in the outbox goes to Kafka when the test says so, left out, again or late."""
+"""A relay in the test's own hand: what is in the outbox goes to Kafka when a test says so, left out, again or late."""
 
 from __future__ import annotations
 

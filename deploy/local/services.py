@@ -137,6 +137,9 @@ def _service(
         case "relay":
             # A name that outlives the process: its next life takes the leases back without waiting for their end.
             variables["RELAY_OWNER"] = "relay-1"
+        case "receipts":
+            # Likewise: its next life takes its partitions back without waiting for the dead member's session to end.
+            variables["RECEIPTS_INSTANCE"] = "receipts-1"
         case "console":
             of = {other: private(ports, other) for other in names(gateways)}
             variables["CONSOLE_SERVICES"] = ",".join(f"{other}={url}" for other, url in of.items())

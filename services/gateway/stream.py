@@ -17,7 +17,7 @@ from aiokafka.errors import KafkaError
 
 from shared.clock import Backoff
 from shared.dead_letter import bury
-from shared.kafka import header, partitions, producer, reader
+from shared.kafka import ensure_fetching, header, partitions, producer, reader
 from shared.logging import logger
 from shared.metrics import LOOP_ERRORS
 
@@ -92,6 +92,7 @@ class Stream:
                 await consumer.position(partition)
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
+        ensure_fetching(consumer)
         batches = await consumer.getmany(timeout_ms=_POLL_MS, max_records=_MOST)
         since = monotonic()
         for record in chain.from_iterable(batches.values()):

@@ -18,7 +18,6 @@ from services.ingest.conversations import CreateRequest, plan
 from services.ingest.items import item, items
 from services.ingest.metrics import SENDS
 from services.ingest.openapi import describe, takes
-from services.ingest.writer import Written
 from shared.auth import Claims, bearer
 from shared.contracts.decode import decode
 from shared.contracts.frames import MAX_PAGE
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from services.ingest.conversations import Conversations
     from services.ingest.lanes import Lanes
     from services.ingest.timeline import Direction, Timeline
+    from services.ingest.writer import Answer
     from shared.auth import Verifier
 
 _JSON = "application/json"
@@ -43,8 +43,6 @@ _TRACEPARENT = re.compile(TRACEPARENT)
 _DIGITS = re.compile(r"\A[0-9]{1,19}\Z")
 _CREATE = msgspec.json.Decoder(CreateRequest)
 _ENCODER = msgspec.json.Encoder()
-
-Answer = Written | WaybillError
 
 
 @dataclass(frozen=True, slots=True)

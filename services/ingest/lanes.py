@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from services.ingest.admission import Send
-    from services.ingest.writer import Written
+    from services.ingest.writer import Answer
 
-    Answer = Written | WaybillError
     Write = Callable[[Sequence[Send]], Awaitable[Sequence[Answer]]]
 
 log = logger(__name__)

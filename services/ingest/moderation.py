@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from services.ingest.admission import Send
-    from services.ingest.writer import Written
+    from services.ingest.writer import Answer
 
 JUDGED = ("message", "edit")
 
@@ -118,7 +118,7 @@ def question(sends: Sequence[Send]) -> bytes:
 class Store(Protocol):
     """The writer, as moderation needs it."""
 
-    async def write(self, sends: Sequence[Send]) -> list[Written | WaybillError]:
+    async def write(self, sends: Sequence[Send]) -> list[Answer]:
         """Write a batch."""
         ...
 
@@ -135,12 +135,12 @@ class Moderated:
         self._judge = judge
         self._open = when_away == "open"
 
-    async def write(self, sends: Sequence[Send]) -> list[Written | WaybillError]:
+    async def write(self, sends: Sequence[Send]) -> list[Answer]:
         """Write what is allowed; `ModeratedError` for the rest. Raises what the writer raises."""
         refused = await self._refused(sends)
         allowed = [at for at in range(len(sends)) if at not in refused]
         written = await self._writer.write([sends[at] for at in allowed]) if allowed else []
-        answers: dict[int, Written | WaybillError] = {**refused, **dict(zip(allowed, written, strict=True))}
+        answers: dict[int, Answer] = {**refused, **dict(zip(allowed, written, strict=True))}
         return [answers[at] for at in range(len(sends))]
 
     async def _refused(self, sends: Sequence[Send]) -> dict[int, WaybillError]:

@@ -11,11 +11,15 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from shared.errors import BadRequestError, InternalError, NotFoundError, UnauthenticatedError, WaybillError
+from shared.logging import logger
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MEDIA_TYPE = "application/problem+json"
+
+log = logger(__name__)
 
 
 def problem(error: WaybillError, *, status: int | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -49,6 +53,27 @@ def install(app: FastAPI) -> None:
         first = error.errors()[0]
         return problem(BadRequestError(first["msg"], field=".".join(str(part) for part in first["loc"][1:]) or None))
 
-    @app.exception_handler(Exception)
-    async def fault(_: Request, __: Exception) -> JSONResponse:
-        return problem(InternalError("a fault of ours"))
+    app.add_middleware(_Faults)
+
+
+class _Faults:
+    """Answers what nobody else caught. Not an exception handler: those raise again, which costs the connection."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def sending(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        except Exception:
+            if begun:
+                raise
+            log.exception("a request failed", path=scope.get("path"))
+            await problem(InternalError("a fault of ours"))(scope, receive, send)

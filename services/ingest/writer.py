@@ -41,6 +41,10 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     duplicate: bool
 
 
+Answer = Written | WaybillError
+"""What one send is answered."""
+
+
 class Writer:
     """Writes batches through a pool that has a connection for each lane. ``timeout_s`` bounds a call."""
 
@@ -48,7 +52,7 @@ class Writer:
         self._pool = pool
         self._timeout_s = timeout_s
 
-    async def write(self, sends: Sequence[Send]) -> list[Written | WaybillError]:
+    async def write(self, sends: Sequence[Send]) -> list[Answer]:
         """Write a batch; what was written or why not, in order. Returns after the commit.
 
         A conversation with an event other than `message` and `system` has no second event in the batch.
@@ -93,7 +97,7 @@ class Writer:
                 raise
 
 
-def _answer(send: Send, row: Record) -> Written | WaybillError:
+def _answer(send: Send, row: Record) -> Answer:
     outcome: str = row["outcome"]
     if outcome not in ("new", "duplicate"):
         return refusal(outcome)

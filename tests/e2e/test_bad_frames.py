@@ -11,6 +11,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from tests.gateways import Client, Gateway, House, house, token, user
+from tests.waiting import until
 
 pytest_plugins = ["tests.integration.gateway_house"]
 
@@ -214,10 +215,10 @@ async def answered(place: Place, session: Client, bad: Bad) -> None:
 
 
 async def _error(session: Client, before: int) -> dict[str, Any]:
-    async with asyncio.timeout(10):
-        while not (found := [one for one in session.got[before:] if one["t"] == "error"]):
-            await asyncio.sleep(0.005)
-    return found[0]
+    def errors() -> list[dict[str, Any]]:
+        return [one for one in session.got[before:] if one["t"] == "error"]
+
+    return (await until(errors, timeout=10, what="error"))[0]
 
 
 HELLO: dict[str, dict[str, Any]] = {

@@ -1,6 +1,5 @@
 """Fixtures for tests of gateways: one database and one set of topics per module, all else per test."""
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterator
 

@@ -137,7 +137,8 @@ async def test_a_direct_chat_is_followed_by_the_peers_receipt(home: House, gatew
     ann, bob, cyd = user("ann"), user("bob"), user("cyd")
     with_receipt, without = await home.direct(ann, bob), await home.direct(ann, cyd)
     await home.owner.execute(
-        "INSERT INTO receipt (conversation_id, user_id, delivered_seq, read_seq, read_version) VALUES ($1, $2, 1, 1, 2)",
+        "INSERT INTO receipt (conversation_id, user_id, delivered_seq, read_seq, read_version)"
+        " VALUES ($1, $2, 1, 1, 2)",
         with_receipt,
         bob,
     )
@@ -249,7 +250,7 @@ async def test_the_last_event_of_a_burst_is_not_stuck(home: House, gateway: Gate
     ann, bob = user("ann"), user("bob")
     group = await home.group(ann, bob)
     client = await gateway.client(bob)
-    for _ in range(5):
+    for _ in range(3):
         clients = [await gateway.open() for _ in range(3)]
         writing = asyncio.create_task(_burst(home, group, ann))
         await asyncio.gather(*(one.hello(f"d{n}", token=token(bob), cursors={}) for n, one in enumerate(clients)))

@@ -43,8 +43,8 @@ async def test_a_send_is_answered_and_comes_as_an_event(home: House, gateway: Ga
         "created_at": "",
         "duplicate": False,
     }
-    rows = await home.line.publish()
-    assert rows[0]["headers"] == ["traceparent", f"00-{'a' * 32}-{'b' * 16}-01"]
+    (row,) = [row for row in await home.line.publish() if row["conversation_id"] == group and row["seq"] == 2]
+    assert row["headers"] == ["traceparent", f"00-{'a' * 32}-{'b' * 16}-01"]
     for one in (sender, reader):
         await one.has(group, 1, 2)
         assert one.all("event")[1]["event_id"] == sent["event_id"]
@@ -205,16 +205,17 @@ def receipts(shared_database: Database, stores: Stores, shared_prefix: str) -> I
         process.wait(20)
 
 
-async def published(home: House, rows: int) -> None:
-    """Wait for so many rows of receipts, and publish them."""
+async def published(home: House, conversation_id: str, rows: int) -> None:
+    """Wait for so many rows of receipts of the conversation, and publish them."""
     seen = 0
 
     async def enough() -> bool:
         nonlocal seen
-        seen += len([row for row in await home.line.publish() if row["topic"] == "receipts.v1"])
+        for row in await home.line.publish():
+            seen += row["topic"] == "receipts.v1" and row["conversation_id"] == conversation_id
         return seen >= rows
 
-    await until(enough, timeout=30, what=f"{rows} receipts")
+    await until(enough, timeout=40, what=f"{rows} receipts")
 
 
 @pytest.mark.promise(
@@ -229,24 +230,24 @@ async def test_read_marks_are_answered(home: House, gateway: Gateway, receipts: 
     peer = await gateway.client(ann)
     for one in (phone, tablet, peer):
         await one.has(chat, 1, 2, 3, 4)
-    await published(home, 2)
+    await published(home, chat, 2)
     for one in (phone, tablet, peer):
         await one.one("receipt", user_id=bob, delivered_seq=4, read_seq=0)
     await phone.say("read", conversation_id=chat, seq=3)
-    await published(home, 1)
+    await published(home, chat, 1)
     for one in (phone, tablet, peer):
         await one.one("receipt", user_id=bob, read_seq=3, read_version=0)
     await phone.say("unread", conversation_id=chat, seq=1, version=1)
-    await published(home, 1)
+    await published(home, chat, 1)
     for one in (phone, tablet, peer):
         await one.one("receipt", user_id=bob, read_seq=1, read_version=1)
     # Without a version the gateway fills in the one last told: it moves forward from there.
     await tablet.say("read", conversation_id=chat, seq=2)
-    await published(home, 1)
+    await published(home, chat, 1)
     await phone.one("receipt", user_id=bob, read_seq=2, read_version=1)
     before = [len(one.all("receipt")) for one in (phone, tablet, peer)]
     await phone.say("read", conversation_id=chat, seq=99)
-    await published(home, 1)
+    await published(home, chat, 1)
     await until(lambda: len(phone.all("receipt")) > before[0], timeout=10, what="answer to a refused mark")
     refused = phone.all("receipt")[-1]
     assert (refused["read_seq"], refused["read_version"], refused["cause"]) == (2, 1, "refused:beyond_head")
@@ -261,11 +262,15 @@ async def test_read_marks_are_answered(home: House, gateway: Gateway, receipts: 
 async def test_receipts_of_a_group_go_to_their_user_alone(home: House, gateway: Gateway, receipts: None) -> None:
     ann, bob = user("ann"), user("bob")
     group = await home.group(ann, bob)
-    mine, other, peer = await gateway.client(bob), await gateway.client(bob, device="tablet"), await gateway.client(ann, acks=False)
+    mine, other, peer = (
+        await gateway.client(bob),
+        await gateway.client(bob, device="tablet"),
+        await gateway.client(ann, acks=False),
+    )
     for one in (mine, other, peer):
         await one.has(group, 1)
     await mine.say("read", conversation_id=group, seq=1)
-    await published(home, 2)
+    await published(home, group, 2)
     for one in (mine, other):
         await one.one("receipt", user_id=bob, read_seq=1)
     await peer.pong()

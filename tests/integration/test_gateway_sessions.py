@@ -18,6 +18,7 @@ from websockets.frames import Opcode
 from websockets.typing import Subprotocol
 
 from services.gateway import following, stream
+from services.gateway import socket as sockets
 from shared.errors import UnavailableError
 from tests.gateways import Client, Gateway, House, token, user
 from tests.relays import all_records
@@ -28,7 +29,10 @@ pytest_plugins = ["tests.integration.gateway_house"]
 
 @pytest.mark.promise("protocol.3.upgrade", "protocol.9.tokens")
 async def test_the_upgrade(gateway: Gateway) -> None:
-    async with connect(gateway.url) as none, connect(gateway.url, subprotocols=[Subprotocol("x"), Subprotocol("waybill.v1")]) as ours:
+    async with (
+        connect(gateway.url) as none,
+        connect(gateway.url, subprotocols=[Subprotocol("x"), Subprotocol("waybill.v1")]) as ours,
+    ):
         assert (none.subprotocol, ours.subprotocol) == (None, "waybill.v1")
         assert none.response is not None
         assert "Sec-WebSocket-Extensions" not in none.response.headers
@@ -73,7 +77,7 @@ async def test_tokens(gateway: Gateway) -> None:
 async def test_a_token_is_renewed_in_the_session(gateway: Gateway) -> None:
     ann = user("ann")
     client = await gateway.open()
-    await client.hello(token=token(ann, ttl_s=-6))
+    await client.hello(token=token(ann, ttl_s=-8))
     await client.one("expiring", in_s=0)
     await client.say("token", token=token(ann, ttl_s=3600))
     short = await gateway.open()
@@ -92,7 +96,7 @@ async def test_a_token_is_renewed_in_the_session(gateway: Gateway) -> None:
     service = await gateway.client(ann)
     await service.say("token", token=token(ann, scope="service"))
     assert await service.closed() == 4401
-    await asyncio.sleep(4.5)  # past the end of the first token
+    await asyncio.sleep(2.5)  # past the end of the first token
     await client.pong()
     await client.close()
 
@@ -144,10 +148,10 @@ async def test_several_frames_in_one_write(home: House, gateway: Gateway) -> Non
     )
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
     assert b" 101 " in head.splitlines()[0]
-    frames = [{"t": "hello", "device_id": "phone", "token": token(ann)}] + [{"t": "ping", "rid": str(n)} for n in range(5)]
-    writer.write(
-        b"".join(WireFrame(Opcode.TEXT, json.dumps(one).encode()).serialize(mask=True) for one in frames)
-    )
+    frames = [{"t": "hello", "device_id": "phone", "token": token(ann)}] + [
+        {"t": "ping", "rid": str(n)} for n in range(5)
+    ]
+    writer.write(b"".join(WireFrame(Opcode.TEXT, json.dumps(one).encode()).serialize(mask=True) for one in frames))
     read = b""
     async with asyncio.timeout(5):
         while read.count(b'"pong"') < 5:
@@ -190,9 +194,13 @@ async def test_drain(home: House) -> None:
     half.close()
     await half.wait_closed()
     records = await _acks(home)
-    assert {"conversation_id": group, "user_id": ann, "device_id": "phone", "kind": "delivered", "ranges": [[1, 1]]} in [
-        {name: found for name, found in record.items() if name != "at"} for record in records
-    ]
+    assert {
+        "conversation_id": group,
+        "user_id": ann,
+        "device_id": "phone",
+        "kind": "delivered",
+        "ranges": [[1, 1]],
+    } in [{name: found for name, found in record.items() if name != "at"} for record in records]
 
 
 async def _acks(home: House) -> list[dict[str, object]]:
@@ -200,7 +208,9 @@ async def _acks(home: House) -> list[dict[str, object]]:
     return [json.loads(record.value or b"") for record in records]
 
 
-async def test_a_drain_does_not_wait_for_who_reads_nothing(home: House) -> None:
+async def test_a_drain_does_not_wait_for_who_reads_nothing(home: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "_FLUSH_S", 0.3)
+    monkeypatch.setattr(sockets, "_CLOSE_S", 0.3)
     gateway = await home.gateway(gateway_buffer_bytes=64 * 1024)
     ann = user("ann")
     group = await home.group(ann)
@@ -213,7 +223,7 @@ async def test_a_drain_does_not_wait_for_who_reads_nothing(home: House) -> None:
         await home.line.publish()
     begun = time.monotonic()
     await gateway.end()
-    assert time.monotonic() - begun < 12
+    assert time.monotonic() - begun < 5
     client.socket.transport.abort()
     await client.closed()
 

@@ -48,7 +48,18 @@ async def test_every_type_of_event_is_written_numbered_and_put_into_the_outbox(
     rows = await owner.fetch("SELECT seq, type FROM event ORDER BY seq")
     assert [tuple(row) for row in rows] == list(
         enumerate(
-            ("conversation", "message", "edit", "message", "recall", "message", "delete", "member", "conversation", "system"),
+            (
+                "conversation",
+                "message",
+                "edit",
+                "message",
+                "recall",
+                "message",
+                "delete",
+                "member",
+                "conversation",
+                "system",
+            ),
             start=1,
         )
     )
@@ -88,7 +99,9 @@ async def test_roles(ingest: Ingest) -> None:
     assert code(await ingest.send("bob", group, type="member", body=add)) == (403, "forbidden", None)
     assert code(await ingest.send("bob", group, type="conversation", body={"title": "x"})) == (403, "forbidden", None)
     for action in ("remove", "role"):
-        refused = await ingest.send("bob", group, type="member", body={"action": action, "user_id": "cid", "role": "admin"})
+        refused = await ingest.send(
+            "bob", group, type="member", body={"action": action, "user_id": "cid", "role": "admin"}
+        )
         assert code(refused) == (403, "forbidden", None)
     assert code(await ingest.send("cid", group, type="edit", target_seq=2, body={})) == (403, "forbidden", "target_seq")
     assert code(await ingest.send("ann", group, type="edit", target_seq=2, body={})) == (403, "forbidden", "target_seq")
@@ -122,9 +135,21 @@ async def test_conflicts(ingest: Ingest) -> None:
     await ingest.sent("ann", group, type="recall", target_seq=2)
     for kind in ("edit", "recall", "delete"):
         extra = {"body": {}} if kind == "edit" else {}
-        assert code(await ingest.send("ann", group, type=kind, target_seq=2, **extra)) == (409, "conflict", "target_seq")
-        assert code(await ingest.send("ann", group, type=kind, target_seq=1, **extra)) == (409, "conflict", "target_seq")
-        assert code(await ingest.send("ann", group, type=kind, target_seq=9, **extra)) == (404, "not_found", "target_seq")
+        assert code(await ingest.send("ann", group, type=kind, target_seq=2, **extra)) == (
+            409,
+            "conflict",
+            "target_seq",
+        )
+        assert code(await ingest.send("ann", group, type=kind, target_seq=1, **extra)) == (
+            409,
+            "conflict",
+            "target_seq",
+        )
+        assert code(await ingest.send("ann", group, type=kind, target_seq=9, **extra)) == (
+            404,
+            "not_found",
+            "target_seq",
+        )
     await ingest.sent("ann", group, type="member", body={"action": "remove", "user_id": "bob"})
     await ingest.sent("ann", group, type="member", body={"action": "leave"})
 
@@ -208,7 +233,10 @@ async def test_order_of_checks(ingest: Ingest) -> None:
     assert (await ingest.send("bob", group, client_msg_id="known"))["status"] == 200
     # Membership before rights, the target before what it is.
     assert code(await ingest.send("bob", group, type="system"))[1] == "not_member"
-    assert code(await ingest.send("eve", group, type="edit", target_seq=99, body={}))[1:] == ("not_found", "conversation_id")
+    assert code(await ingest.send("eve", group, type="edit", target_seq=99, body={}))[1:] == (
+        "not_found",
+        "conversation_id",
+    )
     assert code(await ingest.send("ann", group, type="edit", target_seq=99, body={}))[1:] == ("not_found", "target_seq")
 
 
@@ -225,7 +253,10 @@ async def test_who_speaks_for_whom(ingest: Ingest) -> None:
     assert code(await ingest.send("shop", group, scope="service", sender_id="eve"))[:2] == (403, "not_member")
     assert code(await ingest.send("shop", new_id(), scope="service", type="system"))[:2] == (404, "not_found")
     assert code(await ingest.send("gw", group, scope="gateway")) == (400, "bad_request", "sender_id")
-    assert code(await ingest.send("gw", group, scope="gateway", type="system", sender_id="ann"))[:2] == (403, "forbidden")
+    assert code(await ingest.send("gw", group, scope="gateway", type="system", sender_id="ann"))[:2] == (
+        403,
+        "forbidden",
+    )
     assert code(await ingest.send("gw", group, scope="gateway", sender_id="eve"))[:2] == (404, "not_found")
     assert (await ingest.send("gw", group, scope="gateway", sender_id="bob"))["status"] == 201
     assert code(await ingest.send("root", group, scope="admin"))[:2] == (403, "forbidden")
@@ -236,9 +267,7 @@ async def test_who_speaks_for_whom(ingest: Ingest) -> None:
 @pytest.mark.promise("protocol.6.events")
 async def test_two_bad_items_among_500_leave_498_written(ingest: Ingest, owner: asyncpg.Connection) -> None:
     group = await ingest.create("ann")
-    events: list[Json] = [
-        {"conversation_id": group, "client_msg_id": new_id(), "body": {"n": n}} for n in range(500)
-    ]
+    events: list[Json] = [{"conversation_id": group, "client_msg_id": new_id(), "body": {"n": n}} for n in range(500)]
     events[100]["body"] = {"nul": "\0"}
     events[300]["conversation_id"] = new_id()
     results = await ingest.send_all("ann", events)

@@ -79,7 +79,12 @@ async def test_sameness_is_of_the_json_value_type_and_target(ingest: Ingest) -> 
     for same in ('{ "b" : [ "x" , {"c":null} ],\n"a":1 }', '{"\\u0061":1,"b":["\\u0078",{"c":null}]}'):
         assert await again(same) == 200
     assert await again('{"a":1,"b":["x",{"c":null}]}', f',"traceparent":"00-{"a" * 32}-{"b" * 16}-01"') == 200
-    for other in ('{"a":1.0,"b":["x",{"c":null}]}', '{"a":1,"b":[{"c":null},"x"]}', '{"a":"1","b":["x",{"c":null}]}', "{}"):
+    for other in (
+        '{"a":1.0,"b":["x",{"c":null}]}',
+        '{"a":1,"b":[{"c":null},"x"]}',
+        '{"a":"1","b":["x",{"c":null}]}',
+        "{}",
+    ):
         assert await again(other) == 409
     assert await again('{"a":1,"b":["x",{"c":null}]}', ',"type":"edit","target_seq":2') == 409
 

@@ -78,7 +78,15 @@ async def test_refused_means_nothing_written_or_numbered(database: Database) -> 
         assert (refused["status"], refused["error"]) == (422, {"code": "moderated", "message": "not nice"})
         assert await _rows(database) == (1, 1, 1)
         assert hook.asked == [
-            [{"conversation_id": group, "sender_id": "ann", "type": "message", "body": {"text": "bad"}, "client_msg_id": "one"}]
+            [
+                {
+                    "conversation_id": group,
+                    "sender_id": "ann",
+                    "type": "message",
+                    "body": {"text": "bad"},
+                    "client_msg_id": "one",
+                }
+            ]
         ]
         allowed = await ingest.sent("ann", group, body={"text": "good"}, client_msg_id="one")
         assert allowed["seq"] == 2
@@ -116,7 +124,14 @@ async def test_a_refused_item_fails_alone_and_copies_follow_their_first(database
 
         results = await ingest.send_all(
             "ann",
-            [event("a", "1"), event("b", "bad"), event("b", "bad"), event("b", "2"), event("c", "3"), event("c", "bad")],
+            [
+                event("a", "1"),
+                event("b", "bad"),
+                event("b", "bad"),
+                event("b", "2"),
+                event("c", "3"),
+                event("c", "bad"),
+            ],
         )
         codes = [result["status"] for result in results]
         assert codes == [201, 422, 422, 201, 201, 409]
@@ -148,7 +163,8 @@ async def test_no_transaction_is_open_while_the_hook_is_asked(database: Database
             await asyncio.sleep(0)
         owner = await asyncpg.connect(database.owner_url)
         states = await owner.fetch(
-            "SELECT DISTINCT state FROM pg_stat_activity WHERE datname = $1 AND usename = 'waybill_ingest'", database.name
+            "SELECT DISTINCT state FROM pg_stat_activity WHERE datname = $1 AND usename = 'waybill_ingest'",
+            database.name,
         )
         await owner.close()
         assert [row["state"] for row in states] == ["idle"]
@@ -190,6 +206,8 @@ async def test_a_hook_that_is_away_or_talks_nonsense(database: Database, when_aw
         assert all(result["error"]["retry_after_ms"] > 0 for result in statuses)
         assert await _rows(database) == (1, 1, 1)
         mixed = await ingest.send_all(
-            "bot", [{"conversation_id": group, "client_msg_id": new_id(), "type": "system", "body": {}}], scope="service"
+            "bot",
+            [{"conversation_id": group, "client_msg_id": new_id(), "type": "system", "body": {}}],
+            scope="service",
         )
         assert mixed[0]["status"] == 201

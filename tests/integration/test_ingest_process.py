@@ -29,14 +29,18 @@ async def _hold(owner: asyncpg.Connection, group: str) -> "asyncpg.transaction.T
 
 async def _waiting(owner: asyncpg.Connection) -> int | None:
     """The backend that has inserted its events and waits for the shard."""
-    found: int | None = await owner.fetchval("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted "
-                                      "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")
+    found: int | None = await owner.fetchval(
+        "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
     return found
 
 
 @pytest.mark.promise("I1", "protocol.4.indefinite")
 @pytest.mark.parametrize("rolls_back", [True, False], ids=["rolls back", "commits"])
-async def test_killed_between_insert_and_commit(database: Database, owner: asyncpg.Connection, rolls_back: bool) -> None:
+async def test_killed_between_insert_and_commit(
+    database: Database, owner: asyncpg.Connection, rolls_back: bool
+) -> None:
     async with process(database) as first, process(database) as second:
         group = await first.create("ann")
         acknowledged = await first.sent("ann", group, client_msg_id="acknowledged")
@@ -53,7 +57,9 @@ async def test_killed_between_insert_and_commit(database: Database, owner: async
         assert (retried["status"], retried["event"]["seq"]) == (201 if rolls_back else 200, 3)
         again = await second.send("ann", group, client_msg_id="acknowledged")
         assert again["event"] == acknowledged | {"duplicate": True}
-    counts = await owner.fetchrow("SELECT (SELECT count(*) FROM event) AS events, (SELECT count(*) FROM outbox) AS rows")
+    counts = await owner.fetchrow(
+        "SELECT (SELECT count(*) FROM event) AS events, (SELECT count(*) FROM outbox) AS rows"
+    )
     assert counts is not None
     assert (counts["events"], counts["rows"]) == (3, 3)
 
@@ -122,7 +128,15 @@ async def test_private_port(database: Database) -> None:
         assert (await get("/healthz"))[0] == 200
         assert (await get("/readyz"))[0] == 200
         metrics = (await get("/metrics"))[1]
-        for result in ("new", "duplicate", "bad_request", "moderated", "unavailable", "timeout", "client_msg_id_reused"):
+        for result in (
+            "new",
+            "duplicate",
+            "bad_request",
+            "moderated",
+            "unavailable",
+            "timeout",
+            "client_msg_id_reused",
+        ):
             assert f'waybill_sends_total{{result="{result}"}} 0.0' in metrics
         group = await ingest.create("ann")
         for _ in range(2):

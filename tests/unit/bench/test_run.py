@@ -44,11 +44,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def test_json_ends_with_one_line_of_the_protocols_names(
     measured: list[object], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run.main(["e2e", "--json", "--rounds", "1", "--seconds", "2.5"]) == 0
+    assert run.main(["e2e", "--json", "--rounds", "1", "--seconds", "2.5", "--rate", "50"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {"name", "waybill", "peer", "ratio", "machine", "date"} <= result.keys()
-    assert result["command"] == "waybill bench e2e --json --rounds 1 --seconds 2.5"
-    assert measured == [E2eSettings(rounds=1, measure_s=2.5)]
+    assert result["command"] == "waybill bench e2e --json --rounds 1 --seconds 2.5 --rate 50"
+    assert measured == [E2eSettings(rounds=1, measure_s=2.5, rate_s=50)]
 
 
 def test_without_json_people_get_a_table(measured: list[object], capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +88,15 @@ def test_endpoints_that_are_not_there_fail(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["nothing"], ["send", "--pool", "4"], ["send", "--rounds", "0"], ["e2e", "--seconds", "-1"]]
+    "arguments",
+    [
+        [],
+        ["nothing"],
+        ["send", "--pool", "4"],
+        ["send", "--rounds", "0"],
+        ["e2e", "--seconds", "-1"],
+        ["e2e", "--rate", "0"],
+    ],
 )
 def test_a_wrong_command_line_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:

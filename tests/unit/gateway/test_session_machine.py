@@ -29,7 +29,7 @@ class Timeline:
 
     history: str
     events: list[tuple[str, str | None]] = field(default_factory=lambda: [(CONVERSATION, "create")])
-    visible: RangeSet = RangeSet([(1, OPEN)])
+    visible: RangeSet = field(default_factory=lambda: RangeSet([(1, OPEN)]))
     kafka: list[int] = field(default_factory=list)
 
     @property
@@ -245,9 +245,7 @@ class Machine(RuleBasedStateMachine):
         elif not self.device.congested and (read := self.device.session.next_read()):
             name = read.feed.conversation_id
             seen = self._snapshot(name)
-            above = [
-                seq for seq in seen.visible.up_to(seen.head).seqs() if seq > read.feed.position
-            ]
+            above = [seq for seq in seen.visible.up_to(seen.head).seqs() if seq > read.feed.position]
             self.reading = read, seen, above[: read.limit]
 
     @rule()

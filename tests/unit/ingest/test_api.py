@@ -11,11 +11,12 @@ import aiohttp
 import jwt
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
 from services.ingest.admission import Send
-from services.ingest.api import Answer, Door, public_app
+from services.ingest.api import Door, public_app
 from services.ingest.conversations import ConversationState, Plan
-from services.ingest.writer import Written
+from services.ingest.writer import Answer, Written
 from shared.auth import Verifier, mint
 from shared.errors import UnavailableError
 from shared.runtime import http
@@ -24,6 +25,8 @@ from tests.ingest import SECRET, free_port
 
 GROUP = "0b9a1f4e-55a8-4c1e-9d5a-6f2f3f0f8b11"
 LIMIT = 200_000
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 class FakeLanes:
@@ -86,10 +89,10 @@ class Client:
         return content["results"][0]
 
 
-@pytest_asyncio.fixture
-async def client() -> AsyncIterator[Client]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def door() -> AsyncIterator[Client]:
     lanes, port = FakeLanes(), free_port()
-    door = Door(
+    behind = Door(
         verifier=Verifier(AuthSettings(auth_secret=SECRET)),
         lanes=lanes,
         conversations=FakeConversations(),
@@ -98,8 +101,15 @@ async def client() -> AsyncIterator[Client]:
         max_body=64 * 1024,
         max_request=LIMIT,
     )
-    async with http(public_app(door), "127.0.0.1", port), aiohttp.ClientSession() as session:
+    async with http(public_app(behind), "127.0.0.1", port), aiohttp.ClientSession() as session:
         yield Client(session, f"http://127.0.0.1:{port}", lanes)
+
+
+@pytest.fixture
+def client(door: Client) -> Client:
+    door.lanes.sends.clear()
+    door.lanes.error = None
+    return door
 
 
 def item(**fields: Any) -> str:
@@ -261,7 +271,10 @@ BAD_CREATES: dict[str, tuple[Any, str]] = {
         {"kind": "group", "members": [], "conversation_id": "886313e1-3b8a-5372-9b90-0c9aee199e5d"},
         "conversation_id",
     ),
-    "nil id": ({"kind": "group", "members": [], "conversation_id": "0" * 8 + "-0000-0000-0000-" + "0" * 12}, "conversation_id"),
+    "nil id": (
+        {"kind": "group", "members": [], "conversation_id": "0" * 8 + "-0000-0000-0000-" + "0" * 12},
+        "conversation_id",
+    ),
     "title of 257": ({"kind": "group", "members": [], "title": "x" * 257}, "title"),
     "title with NUL": ({"kind": "group", "members": [], "title": "a\0"}, "title"),
     "title a number": ({"kind": "group", "members": [], "title": 5}, "title"),
@@ -311,7 +324,10 @@ async def test_a_bad_page(client: Client, query: str, field: str) -> None:
 async def test_a_page_is_asked_for(client: Client) -> None:
     path = f"/v1/conversations/{GROUP.upper()}/events"
     assert await client.call("GET", f"{path}?after=0") == (200, [GROUP, "ann", "after", 0, 100])
-    assert await client.call("GET", f"{path}?before={2**63 - 1}&limit=500") == (200, [GROUP, "ann", "before", 2**63 - 1, 500])
+    assert await client.call("GET", f"{path}?before={2**63 - 1}&limit=500") == (
+        200,
+        [GROUP, "ann", "before", 2**63 - 1, 500],
+    )
     service = mint(SECRET, "shop", scope="service")
     assert await client.call("GET", f"{path}?after=3&limit=1", service) == (200, [GROUP, None, "after", 3, 1])
     for suffix in ("", "/events?after=0"):
@@ -339,7 +355,9 @@ async def test_tokens(client: Client) -> None:
     ]
     for token in bad:
         for method, path in (
-            ("POST", "/v1/events"), ("POST", "/v1/conversations"), ("GET", f"/v1/conversations/{GROUP}"),
+            ("POST", "/v1/events"),
+            ("POST", "/v1/conversations"),
+            ("GET", f"/v1/conversations/{GROUP}"),
             ("GET", f"/v1/conversations/{GROUP}/events?after=0"),
         ):
             status, content = await client.call(method, path, token, json={"events": []} if method == "POST" else None)
@@ -373,8 +391,10 @@ async def test_unavailable_says_when_to_come_back(client: Client) -> None:
         assert int(answer.headers["retry-after"]) == math.ceil(1.2)
 
 
-async def test_a_fault_of_ours_is_told_without_its_words(client: Client, caplog: pytest.LogCaptureFixture) -> None:
-    status, content = await client.call("GET", f"/v1/conversations/{GROUP}")
+async def test_a_fault_of_ours_is_told_without_its_words(client: Client) -> None:
+    with capture_logs() as logged:
+        status, content = await client.call("GET", f"/v1/conversations/{GROUP}")
+    assert [entry["log_level"] for entry in logged] == ["error"]
     assert (status, content["code"]) == (500, "internal")
     assert "secret" not in json.dumps(content)
     assert (await client.item(item()))["status"] == 201
@@ -383,8 +403,12 @@ async def test_a_fault_of_ours_is_told_without_its_words(client: Client, caplog:
 async def test_events_in_any_case_and_with_unknown_fields(client: Client) -> None:
     result = await client.item(item(conversation_id=GROUP.upper(), future={"x": [1]}))
     assert result["event"] == {
-        "conversation_id": GROUP, "client_msg_id": "one", "event_id": GROUP, "seq": 1,
-        "created_at": "2026-01-01T00:00:00.000000Z", "duplicate": False,
+        "conversation_id": GROUP,
+        "client_msg_id": "one",
+        "event_id": GROUP,
+        "seq": 1,
+        "created_at": "2026-01-01T00:00:00.000000Z",
+        "duplicate": False,
     }
     assert await client.call("POST", "/v1/events", json={"events": [], "future": 1}) == (200, {"results": []})
 

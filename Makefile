@@ -18,7 +18,7 @@ $(READY): requirements.lock requirements-bootstrap.lock pyproject.toml clients/p
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'Python 3.11 or newer is needed: make PYTHON=python3.11 …' >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-bootstrap.lock
-	$(BIN)/uv pip sync --quiet --require-hashes requirements.lock requirements-bootstrap.lock
+	$(BIN)/uv pip sync --quiet --compile-bytecode --require-hashes requirements.lock requirements-bootstrap.lock
 	$(BIN)/uv pip install --quiet --no-deps --no-build-isolation -e . -e clients/python
 	$(BIN)/python -c 'from pathlib import Path; from deploy.local import jars; jars.fetch(jars.cache_folder(Path(".state/cache")))'
 	@touch $@

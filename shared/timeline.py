@@ -13,7 +13,7 @@ from shared.ranges import RangeSet, visible_head
 from shared.statements import statements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from shared.postgres import Pool
 
@@ -22,6 +22,9 @@ _AFTER = _SQL["page_after"]
 _BEFORE = _SQL["page_before"]
 
 MAX_PAGE_BYTES = 1024 * 1024
+"""Events beyond it wait for the next page, but a page has at least one."""
+
+_TIMEOUT_S = 5.0
 _FRAME = b'{"t":"event",'
 
 
@@ -58,35 +61,34 @@ async def page(
     """
     backward = before is not None
     start = before if before is not None else after or 0
+    statement = _BEFORE if backward else _AFTER
     with unavailable_if_away():
-        rows = await pool.fetch(_BEFORE if backward else _AFTER, conversation_id, user_id, start, limit)
+        async with pool.acquire(timeout=_TIMEOUT_S) as connection:
+            rows = await connection.fetch(
+                statement, conversation_id, user_id, start, limit, MAX_PAGE_BYTES, timeout=_TIMEOUT_S
+            )
     if not rows:
         raise NotFoundError("no such conversation", field="conversation_id")
     visible = from_multirange(rows[0]["visible"])
     head = visible_head(visible, rows[0]["last_seq"])
-    found = _fitting((row["seq"], row["frame"].encode()) for row in rows if row["seq"] is not None)
-    seqs = [seq for seq, _ in found]
-    left = visible.up_to(head)
+    found = [(row["seq"], b"{" + row["frame"].removeprefix(_FRAME)) for row in rows if row["seq"] is not None]
     if backward:
-        lowest = min(seqs, default=min(start, head + 1))
-        complete = not left.up_to(lowest - 1)
         found.reverse()
-        onward = lowest if seqs else 1
-    else:
-        left -= RangeSet([(0, max(seqs, default=start))])
-        complete = left.lowest is None
-        onward = head if left.lowest is None else left.lowest - 1
-    events = [b"{" + frame.removeprefix(_FRAME) for _, frame in found]
-    return Page(conversation_id, events, onward, head, complete)
+    seqs = [seq for seq, _ in found]
+    onward, complete = (before_page if backward else after_page)(start, visible, head, seqs)
+    return Page(conversation_id, [event for _, event in found], onward, head, complete)
 
 
-def _fitting(rows: Iterable[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-    """The first rows that fit into a page, at least one."""
-    out: list[tuple[int, bytes]] = []
-    size = 0
-    for seq, frame in rows:
-        size += len(frame)
-        if out and size > MAX_PAGE_BYTES:
-            break
-        out.append((seq, frame))
-    return out
+def after_page(cursor: int, visible: RangeSet, head: int, seqs: Sequence[int]) -> tuple[int, bool]:
+    """`next` and `complete` of a page above ``cursor`` that holds ``seqs``, ascending.
+
+    ``head``: the last seq that ``visible`` holds. `next` passes over what lies between it and the next visible seq.
+    """
+    left = visible.up_to(head) - RangeSet([(0, seqs[-1] if seqs else cursor)])
+    return (head, True) if left.lowest is None else (left.lowest - 1, False)
+
+
+def before_page(cursor: int, visible: RangeSet, head: int, seqs: Sequence[int]) -> tuple[int, bool]:
+    """`next` and `complete` of a page below ``cursor`` that holds ``seqs``, ascending. Without any, `next` is 1."""
+    left = visible.up_to(min(head, (seqs[0] if seqs else cursor) - 1))
+    return seqs[0] if seqs else 1, not left

@@ -157,7 +157,7 @@ class IngestProcess(Ingest):
 async def process(database: Database, **environment: str) -> AsyncIterator[IngestProcess]:
     """Ingest as `python -m services.ingest.main`; killed at the end if it still runs."""
     port, private_port = free_port(), free_port()
-    started = subprocess.Popen(
+    started = subprocess.Popen(  # noqa: ASYNC220 - starting takes no time that matters, and it is waited for below
         [sys.executable, "-m", "services.ingest.main"],
         cwd=ROOT,
         env=os.environ

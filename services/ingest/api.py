@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from services.ingest.conversations import Conversations
     from services.ingest.lanes import Lanes
-    from services.ingest.timeline import Direction, Timeline
     from services.ingest.writer import Answer
     from shared.auth import Verifier
+    from shared.timeline import Page
 
 _JSON = "application/json"
 _READ_S = 30.0
@@ -45,6 +45,29 @@ _CREATE = msgspec.json.Decoder(CreateRequest)
 _ENCODER = msgspec.json.Encoder()
 
 
+class _Asked(TypedDict):
+    limit: int
+    after: NotRequired[int]
+    before: NotRequired[int]
+
+
+class Pages(Protocol):
+    """`shared.timeline.page` with its pool."""
+
+    async def __call__(
+        self,
+        conversation_id: str,
+        user_id: str | None,
+        /,
+        *,
+        limit: int,
+        after: int | None = None,
+        before: int | None = None,
+    ) -> Page:
+        """A page of what a user may see."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Door:
     """What stands behind the API. ``max_body``: bytes of an event's body; ``max_request``: of an HTTP body."""
@@ -52,7 +75,7 @@ class Door:
     verifier: Verifier
     lanes: Lanes
     conversations: Conversations
-    timeline: Timeline
+    pages: Pages
     digest_key: bytes
     max_body: int
     max_request: int
@@ -118,9 +141,8 @@ def public_app(door: Door) -> FastAPI:
     async def page(conversation_id: str, request: Request) -> Response:
         claims = await _claims(door, request)
         found = _conversation(conversation_id)
-        direction, cursor, limit = _asked(request.query_params)
-        text = await door.timeline.page(found, reader(claims), direction, cursor, limit)
-        return Response(text, media_type=_JSON)
+        asked = _asked(request.query_params)
+        return Response((await door.pages(found, reader(claims), **asked)).encode(), media_type=_JSON)
 
     describe(app)
     return app
@@ -202,13 +224,15 @@ def _conversation(text: str) -> str:
     return text.lower()
 
 
-def _asked(query: Mapping[str, str]) -> tuple[Direction, int, int]:
+def _asked(query: Mapping[str, str]) -> _Asked:
     if ("after" in query) == ("before" in query):
         raise BadRequestError("exactly one of after, before", field="after")
-    limit = _number(query, "limit", low=1, high=MAX_PAGE) if "limit" in query else 100
+    asked: _Asked = {"limit": _number(query, "limit", low=1, high=MAX_PAGE) if "limit" in query else 100}
     if "after" in query:
-        return "after", _number(query, "after", low=0, high=MAX_SEQ), limit
-    return "before", _number(query, "before", low=1, high=MAX_SEQ), limit
+        asked["after"] = _number(query, "after", low=0, high=MAX_SEQ)
+    else:
+        asked["before"] = _number(query, "before", low=1, high=MAX_SEQ)
+    return asked
 
 
 def _number(query: Mapping[str, str], name: str, *, low: int, high: int) -> int:

@@ -15,13 +15,13 @@ from services.ingest.lanes import Lanes, Limits
 from services.ingest.moderation import Hook, Moderated
 from services.ingest.readiness import Readiness
 from services.ingest.settings import IngestSettings
-from services.ingest.timeline import Timeline
 from services.ingest.writer import Writer
 from shared.auth import Verifier
 from shared.health import private_app
 from shared.postgres import open_pool
 from shared.runtime import http, run
 from shared.settings import load
+from shared.timeline import page
 
 if TYPE_CHECKING:
     from services.ingest.lanes import Write
@@ -55,7 +55,7 @@ async def serve(settings: IngestSettings, stop: asyncio.Event) -> None:
                 verifier=Verifier(settings),
                 lanes=lanes,
                 conversations=Conversations(readers, digest_key, timeout_s),
-                timeline=Timeline(readers, timeout_s),
+                pages=partial(page, readers),
                 digest_key=digest_key,
                 max_body=settings.max_body_bytes,
                 max_request=settings.max_request_bytes,

@@ -5,6 +5,7 @@ import os
 import secrets
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -14,7 +15,9 @@ from aiokafka.admin import AIOKafkaAdminClient
 from deploy.migrate import FOLDER, ROLES
 from shared.kafka import Topics
 from tests.databases import ROLE_PASSWORD
-from tests.stack import Stores
+
+if TYPE_CHECKING:
+    from tests.stack import Stores
 
 WAYBILL = Path(sys.executable).with_name("waybill")
 

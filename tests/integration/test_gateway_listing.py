@@ -72,7 +72,7 @@ async def test_full_starts_at_the_record_and_live_at_the_head(home: House, gatew
         await client.close()
 
 
-@pytest.mark.promise("protocol.3.hello_cursors", "protocol.9.metric_labels", "I7")
+@pytest.mark.promise("protocol.3.hello_cursors", "protocol.3.cursor_ahead", "protocol.9.metric_labels", "I7")
 async def test_a_device_that_went_back_gets_it_again_and_is_counted(home: House, gateway: Gateway) -> None:
     ann = user("ann")
     group = await home.group(ann)

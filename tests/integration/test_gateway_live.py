@@ -224,6 +224,7 @@ async def test_a_record_that_cannot_be_read_stops_nothing(home: House, gateway: 
 
 
 @pytest.mark.promise("protocol.3.ack", "protocol.7.acks")
+@pytest.mark.promise("protocol.3.pull")
 async def test_what_was_pulled_may_be_acked_before_kafka_brought_it(home: House, gateway: Gateway) -> None:
     ann = user("ann")
     group = await home.group(ann)

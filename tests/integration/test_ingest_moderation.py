@@ -11,6 +11,7 @@ from aiohttp import web
 
 from tests.databases import Database
 from tests.ingest import Ingest, Json, free_port, new_id, running
+from tests.waiting import until
 
 Items = list[dict[str, Any]]
 
@@ -62,7 +63,8 @@ async def _rows(database: Database) -> tuple[int, int, int]:
     connection = await asyncpg.connect(database.owner_url)
     try:
         row = await connection.fetchrow(
-            "SELECT (SELECT count(*) FROM event), (SELECT count(*) FROM outbox), (SELECT max(last_seq) FROM conversation)"
+            "SELECT (SELECT count(*) FROM event), (SELECT count(*) FROM outbox), "
+            "(SELECT max(last_seq) FROM conversation)"
         )
         assert row is not None
         return row[0], row[1], row[2]
@@ -116,7 +118,7 @@ async def test_only_messages_and_edits_that_would_be_written_are_asked_about(dat
 
 @pytest.mark.promise("protocol.6.moderation")
 async def test_a_refused_item_fails_alone_and_copies_follow_their_first(database: Database) -> None:
-    async with moderated(database, gather_ms=20) as (ingest, hook):
+    async with moderated(database, gather_ms=20) as (ingest, _):
         group = await ingest.create("ann")
 
         def event(client_msg_id: str, text: str) -> Json:
@@ -144,8 +146,7 @@ async def test_a_slow_hook_keeps_the_order_of_arrival(database: Database) -> Non
         group = await ingest.create("ann")
         hook.gate.clear()
         first = asyncio.create_task(ingest.sent("ann", group, body={"text": "slow"}))
-        while not hook.asked:
-            await asyncio.sleep(0)
+        await until(lambda: hook.asked, timeout=5, what="the hook is asked")
         second = asyncio.create_task(ingest.sent("bot", group, scope="service", type="system"))
         await asyncio.wait([second], timeout=0.2)
         assert not second.done()
@@ -159,8 +160,7 @@ async def test_no_transaction_is_open_while_the_hook_is_asked(database: Database
         group = await ingest.create("ann")
         hook.gate.clear()
         sending = asyncio.create_task(ingest.sent("ann", group))
-        while not hook.asked:
-            await asyncio.sleep(0)
+        await until(lambda: hook.asked, timeout=5, what="the hook is asked")
         owner = await asyncpg.connect(database.owner_url)
         states = await owner.fetch(
             "SELECT DISTINCT state FROM pg_stat_activity WHERE datname = $1 AND usename = 'waybill_ingest'",

@@ -73,7 +73,7 @@ async def opened(stack: Stack, topics: Topics) -> Client:
     return await until(attempt, timeout=60, what="a client")
 
 
-@pytest.mark.promise("I5")
+@pytest.mark.promise("I4", "I10")
 async def test_a_broker_that_dies_and_comes_back_loses_nothing(
     stack: Stack, owner_db: asyncpg.Connection, topics: Topics, fleet: Relays
 ) -> None:

@@ -70,7 +70,7 @@ async def test_a_backlog_is_published_whole_and_in_order(
     assert {r.key.decode(): r.partition for r in records} == {str(conversation(n)): shard_of(n) for n in range(100)}
 
 
-@pytest.mark.promise("protocol.7.headers")
+@pytest.mark.promise("protocol.7.events", "protocol.7.receipts", "protocol.9.kafka", "protocol.1.times")
 async def test_records_have_exactly_the_protocols_headers(
     owner_db: asyncpg.Connection, stores: Stores, relay_topics: Topics, fleet: Relays
 ) -> None:
@@ -121,7 +121,6 @@ async def test_records_have_exactly_the_protocols_headers(
     )
 
 
-@pytest.mark.promise("I11")
 async def test_delivery_rows_give_the_true_offset_of_every_row(
     owner_db: asyncpg.Connection, stores: Stores, relay_topics: Topics, fleet: Relays
 ) -> None:

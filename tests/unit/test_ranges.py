@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,7 +51,7 @@ def test_it_is_the_set_of_its_seqs_in_sorted_separate_ranges(given_pairs: list[t
     assert seqs(ranges) == {seq for low, high in given_pairs for seq in range(low, high + 1)}
     inner = list(ranges)
     assert all(low <= high for low, high in inner)
-    assert all(one[1] + 1 < other[0] for one, other in zip(inner, inner[1:], strict=False))
+    assert all(one[1] + 1 < other[0] for one, other in pairwise(inner))
     assert ranges == RangeSet(reversed(given_pairs))
     assert ranges.count() == len(seqs(ranges))
     assert (ranges.lowest, ranges.highest) == (min(seqs(ranges), default=None), max(seqs(ranges), default=None))

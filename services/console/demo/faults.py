@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 AIM_S = 5.0
 """How long to wait for enough to be under way."""
 RECOVERY_S = 60.0
-_ENOUGH = 10
 _POLL_S = 0.001
 _GONE_S = 10.0
 
@@ -40,17 +39,26 @@ class Kill:
         return self.at, self.at + (RECOVERY_S if self.recovery_s is None else self.recovery_s)
 
 
-async def kill(part: str, file: Path, observer: Observer, in_flight: Callable[[], int]) -> Kill:
-    """Kill a part once enough is under way, wait until messages sent after that arrive.
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """``in_flight`` counts what is under way, ``enough`` of it is worth a shot."""
+
+    in_flight: Callable[[], int]
+    enough: int
+
+
+async def kill(part: str, file: Path, observer: Observer, aim: Aim, shot: asyncio.Event) -> Kill:
+    """Kill a part once enough is under way, set ``shot``, wait until messages sent after that arrive.
 
     ``file``: the stack's `endpoints.json`; it is read anew, since pids change. Raises `RuntimeError` when the part has
     no living process there.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + AIM_S
-    while in_flight() < _ENOUGH and loop.time() < deadline:  # noqa: ASYNC110 - a count, polled to a millisecond
+    while aim.in_flight() < aim.enough and loop.time() < deadline:  # noqa: ASYNC110 - a count, polled to a millisecond
         await asyncio.sleep(_POLL_S)
-    pid, at, under_way = await _shoot(part, file, in_flight)
+    pid, at, under_way = await _shoot(part, file, aim.in_flight)
+    shot.set()
     with observer.recovery(at) as recovered:
         try:
             async with asyncio.timeout(RECOVERY_S):

@@ -13,10 +13,10 @@ from deploy.local import endpoints
 from deploy.local.endpoints import socket_of
 from services.console.demo import truth
 from services.console.demo.devices import Device
-from services.console.demo.faults import Kill, kill
+from services.console.demo.faults import Aim, Kill, kill
 from services.console.demo.observer import Observer
 from services.console.demo.recording import Recording
-from services.console.demo.script import AWAY, BURST, DEVICES, KILLS, LEAVES, NAMES, PAIRS, RETURNS, Cast, Line, lines
+from services.console.demo.script import AWAY, DEVICES, KILLS, LEAVES, NAMES, PAIRS, RETURNS, Cast, Line, burst, lines
 from services.console.demo.verdict import Truth, missing
 from shared.auth import mint
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 40.0
 """How long nothing may move before the rest is given up and judged as it is."""
 
+_ENOUGH = 10
 _TOKEN_S = 6 * 3600
 _POLL_S = 0.2
 
@@ -117,7 +118,8 @@ class Play:
         loop = asyncio.get_running_loop()
         kills = [(round(share * self.messages), part) for share, part in KILLS]
         killing: asyncio.Task[None] | None = None
-        hurried = 0
+        shot = asyncio.Event()
+        since_kill = burst(self.messages)
         due = loop.time()
         self.doing = "talking"
         for at, line in enumerate(lines(self._texts, self.messages, random.Random())):
@@ -128,11 +130,15 @@ class Play:
             while kills and kills[0][0] <= at:
                 if killing is not None:
                     await killing
-                killing = sends.create_task(self._kill(kills.pop(0)[1]))
-                hurried = BURST
+                shot = asyncio.Event()
+                killing = sends.create_task(self._kill(kills.pop(0)[1], shot))
+                since_kill = 0
+            if killing is not None and since_kill == 2 * burst(self.messages):
+                # Enough has to be left to say after the shot: by that the recovery is measured.
+                await shot.wait()
             await self._say(sends, line)
-            if hurried > 0:
-                hurried -= 1
+            since_kill += 1
+            if since_kill < burst(self.messages):
                 due = loop.time()
             else:
                 due = max(due + 1 / self._rate_s, loop.time() - 0.1)
@@ -150,11 +156,12 @@ class Play:
         await device.send(sends, self._chats[line.chat], line.text, str(uuid.uuid4()))
         self.sent += 1
 
-    async def _kill(self, part: str) -> None:
+    async def _kill(self, part: str, shot: asyncio.Event) -> None:
         directs = set(self._chats[1:])
         in_flight = (lambda: self.observer.unticked(directs)) if part == "receipts" else self.observer.in_flight
         self.doing = f"talking; {part} is killed"
-        done = await kill(part, self._file, self.observer, in_flight)
+        aim = Aim(in_flight, enough=min(_ENOUGH, burst(self.messages) // 2))
+        done = await kill(part, self._file, self.observer, aim, shot)
         self.doing = "talking"
         self._kills.append(done)
         if done.recovery_s is None:

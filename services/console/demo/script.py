@@ -22,8 +22,8 @@ LEAVES, RETURNS = 0.25, 0.75
 KILLS = ((0.1, "relay"), (0.3, "gateway"), (0.5, "ingest"), (0.7, "receipts"), (0.85, "relay"))
 """After which share of the messages which part gets SIGKILL."""
 
-BURST = 60
-"""Messages handed over without a pause around a kill, so that it finds rows in flight."""
+_BURST = 60
+_BURST_SHARE = 0.05
 
 _GROUP_SHARE = 0.5
 
@@ -51,6 +51,11 @@ class Line:
     name: str
     device: str
     text: str
+
+
+def burst(count: int) -> int:
+    """How many of ``count`` messages are handed over without a pause for a kill, so that it finds rows in flight."""
+    return max(2, min(_BURST, round(_BURST_SHARE * count)))
 
 
 def members(chat: int) -> Sequence[str]:

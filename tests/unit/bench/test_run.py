@@ -41,6 +41,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return given
 
 
+@pytest.mark.promise("protocol.8.bench")
 def test_json_ends_with_one_line_of_the_protocols_names(
     measured: list[object], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -238,6 +238,7 @@ async def test_4429_comes_back_slower(stub: Stub, timing: Timing, sleeps: Sleeps
     assert sleeps == [5.25]
 
 
+@pytest.mark.promise("protocol.3.jitter")
 async def test_waits_grow_to_their_cap(sleeps: Sleeps, timing: Timing) -> None:
     async with Client("ws://127.0.0.1:9/", "t", "d", timing=timing):
         async with asyncio.timeout(5):

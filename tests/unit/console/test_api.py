@@ -33,10 +33,10 @@ async def fine() -> None:
 async def console(services: dict[str, str]) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
     port, private = free_port(), free_port()
     settings = ConsoleSettings(
-        auth_secret=SECRET,  # type: ignore[arg-type]  # as the environment gives it
+        auth_secret=SECRET,
         console_port=port,
         console_private_port=private,
-        console_services={**services, "console": f"http://{HOST}:{private}"},  # type: ignore[dict-item]  # the same
+        console_services={**services, "console": f"http://{HOST}:{private}"},
     )
     stop = asyncio.Event()
     async with asyncio.timeout(20), asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:

@@ -49,10 +49,12 @@ def test_what_a_member_event_says() -> None:
     assert (leave.action, leave.subject, leave.role) == ("leave", "ann", None)
 
 
-def test_what_a_conversation_event_sets() -> None:
-    assert (lambda d: (d.sets_title, d.title))(made(type="conversation", body={"title": "x"})) == (True, "x")
-    assert (lambda d: (d.sets_title, d.title))(made(type="conversation", body={"title": None})) == (True, None)
-    assert (lambda d: (d.sets_title, d.title))(made(type="conversation", body={})) == (False, None)
+@pytest.mark.parametrize(
+    ("body", "sets_title", "title"), [({"title": "x"}, True, "x"), ({"title": None}, True, None), ({}, False, None)]
+)
+def test_what_a_conversation_event_sets(body: dict[str, Any], sets_title: bool, title: str | None) -> None:
+    one = made(type="conversation", body=body)
+    assert (one.sets_title, one.title) == (sets_title, title)
 
 
 @pytest.mark.promise("protocol.9.targets", "protocol.9.creation_event")

@@ -21,6 +21,7 @@ from shared.auth import Verifier, mint
 from shared.errors import UnavailableError
 from shared.runtime import http
 from shared.settings import AuthSettings
+from shared.timeline import Page
 from tests.ingest import SECRET, free_port
 
 GROUP = "0b9a1f4e-55a8-4c1e-9d5a-6f2f3f0f8b11"
@@ -61,9 +62,8 @@ class FakeConversations:
         raise RuntimeError("a secret of ours")
 
 
-class FakeTimeline:
-    async def page(self, conversation_id: str, reader: str | None, direction: str, cursor: int, limit: int) -> bytes:
-        return json.dumps([conversation_id, reader, direction, cursor, limit]).encode()
+async def fake_page(conversation_id: str, user_id: str | None, /, **asked: int | None) -> Page:
+    return Page(conversation_id, [json.dumps([user_id, asked]).encode()], 1, 2, complete=True)
 
 
 class Client:
@@ -96,7 +96,7 @@ async def door() -> AsyncIterator[Client]:
         verifier=Verifier(AuthSettings(auth_secret=SECRET)),
         lanes=lanes,
         conversations=FakeConversations(),
-        timeline=FakeTimeline(),
+        pages=fake_page,
         digest_key=b"a digest key for tests",
         max_body=64 * 1024,
         max_request=LIMIT,
@@ -323,13 +323,13 @@ async def test_a_bad_page(client: Client, query: str, field: str) -> None:
 
 async def test_a_page_is_asked_for(client: Client) -> None:
     path = f"/v1/conversations/{GROUP.upper()}/events"
-    assert await client.call("GET", f"{path}?after=0") == (200, [GROUP, "ann", "after", 0, 100])
-    assert await client.call("GET", f"{path}?before={2**63 - 1}&limit=500") == (
-        200,
-        [GROUP, "ann", "before", 2**63 - 1, 500],
-    )
-    service = mint(SECRET, "shop", scope="service")
-    assert await client.call("GET", f"{path}?after=3&limit=1", service) == (200, [GROUP, None, "after", 3, 1])
+    for query, token, asked in (
+        ("after=0", "", ["ann", {"limit": 100, "after": 0}]),
+        (f"before={2**63 - 1}&limit=500", "", ["ann", {"limit": 500, "before": 2**63 - 1}]),
+        ("after=3&limit=1", mint(SECRET, "shop", scope="service"), [None, {"limit": 1, "after": 3}]),
+    ):
+        told = {"conversation_id": GROUP, "events": [asked], "next": 1, "head": 2, "complete": True}
+        assert await client.call("GET", f"{path}?{query}", token) == (200, told)
     for suffix in ("", "/events?after=0"):
         status, content = await client.call("GET", f"/v1/conversations/x y{suffix}")
         assert (status, content["code"], content["field"]) == (400, "bad_request", "conversation_id")

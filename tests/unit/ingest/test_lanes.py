@@ -11,6 +11,7 @@ from shared.contracts.body import parse
 from shared.contracts.sends import Draft
 from shared.errors import ForbiddenError, InternalError, TimedOutError, UnavailableError
 from shared.kafka import partition_of
+from tests.waiting import until
 
 GROUPS = [f"00000000-0000-4000-8000-{n:012d}" for n in range(40)]
 
@@ -188,8 +189,7 @@ async def test_what_is_late_gets_timeout_and_what_no_lane_began_is_not_written()
     async with running(store, send_timeout_s=0.05) as lanes:
         store.gate.clear()
         late = [asyncio.create_task(lanes.send([send(name=name)])) for name in ("begun",)]
-        while not store.batches:
-            await asyncio.sleep(0.001)
+        await until(lambda: store.batches, timeout=5, what="a batch is begun")
         late.append(asyncio.create_task(lanes.send([send(name="waits")])))
         for (answer,) in await asyncio.gather(*late):
             assert isinstance(answer, TimedOutError)
@@ -217,8 +217,7 @@ async def test_cancelling_the_lanes_ends_them() -> None:
     lanes = Lanes(store.write, Limits(send_timeout_s=0.05))
     run = asyncio.create_task(lanes.run())
     sending = asyncio.create_task(lanes.send([send()]))
-    while not store.batches:
-        await asyncio.sleep(0.001)
+    await until(lambda: store.batches, timeout=5, what="a batch is begun")
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run

@@ -5,7 +5,19 @@ from collections import Counter
 
 import pytest
 
-from services.console.demo.script import AWAY, DEVICES, KILLS, LEAVES, NAMES, PAIRS, RETURNS, Cast, lines, members
+from services.console.demo.script import (
+    AWAY,
+    DEVICES,
+    KILLS,
+    LEAVES,
+    NAMES,
+    PAIRS,
+    RETURNS,
+    Cast,
+    burst,
+    lines,
+    members,
+)
 
 pytestmark = pytest.mark.promise("protocol.9.demo")
 
@@ -43,6 +55,13 @@ def test_the_device_that_is_away_says_nothing_meanwhile() -> None:
     speaks = [at for at, line in enumerate(said) if (line.name, line.device) == AWAY]
     assert speaks
     assert not [at for at in speaks if LEAVES * 1000 <= at < RETURNS * 1000]
+
+
+@pytest.mark.parametrize("count", [100, 300, 5000])
+def test_after_the_last_kill_enough_is_left_to_see_the_recovery(count: int) -> None:
+    left = count - round(KILLS[-1][0] * count)
+    assert 2 <= burst(count) <= 60
+    assert left > 2 * burst(count)
 
 
 def test_a_second_run_has_other_users() -> None:

@@ -129,6 +129,9 @@ class Device:
         match direction, frame.get("t"):
             case "out", "hello":
                 self._session += 1
+                self.recording.opened[self._session] = at
+            case "in", "welcome":
+                self.recording.resend_s[self._session] = frame["limits"]["resend_s"]
             case "out", "send":
                 self.recording.written.setdefault(frame["client_msg_id"], at)
                 self._observer.left(frame["client_msg_id"], at)

@@ -48,6 +48,10 @@ class Recording:
     device_id: str
     shown: list[Shown] = field(default_factory=list)
     pushed: list[Pushed] = field(default_factory=list)
+    opened: dict[int, float] = field(default_factory=dict)
+    """When `hello` was written, by session."""
+    resend_s: dict[int, float] = field(default_factory=dict)
+    """How long the server waits for an ack before it sends an event again, by session, as `welcome` told it."""
     starts: dict[tuple[int, str], int] = field(default_factory=dict)
     """Where pushing began, by session and conversation: the cursor of the first `conversation` frame."""
     ticks: list[Tick] = field(default_factory=list)

@@ -1,7 +1,8 @@
 """The judgement over all devices: what each displayed, against what Postgres holds. Pure.
 
-A fault is counted under one figure: an event that is jumped over on the display is either shown later, which is
-disorder, or never, which is loss. So `gaps` are looked for where the SDK has not closed them yet, on the wire.
+The SDK closes gaps and drops repeats, so the display alone would hide a gateway that makes them. Both are looked for on
+the wire, too. A fault is counted under one figure: an event that is jumped over on the display is either shown later,
+which is disorder, or never, which is loss; so `gaps` are those of the wire.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from services.console.demo.recording import Pushed, Recording, Shown
 
 _MOST_NOTES = 20
+_TOLERANCE = 0.95
+"""Clocks of two processes need not run alike."""
 
 FIGURES = ("lost", "duplicated", "disordered", "gaps", "regressions")
 
@@ -45,7 +48,7 @@ class Verdict:
     lost: int = 0
     """Committed and visible but never displayed, by device; and sends that were acknowledged but are not committed."""
     duplicated: int = 0
-    """Displayed again."""
+    """Displayed again; and sent to a session again before the server could have missed its ack."""
     disordered: int = 0
     """Displayed below a higher seq of the same conversation."""
     gaps: int = 0
@@ -76,9 +79,11 @@ class Verdict:
 def judge(truth: Truth, recordings: Sequence[Recording]) -> Verdict:
     """The verdict over a whole run."""
     verdict = Verdict()
+    written = {client_msg_id: at for recording in recordings for client_msg_id, at in recording.written.items()}
     for recording in recordings:
         _displayed(verdict, truth, recording)
-        _pushed(verdict, truth, recording)
+        _jumped(verdict, truth, recording)
+        _repeated(verdict, recording, written)
         _ticks(verdict, recording)
     committed = {event_id for events in truth.events.values() for event_id in events.values()}
     for recording in recordings:
@@ -114,7 +119,7 @@ def _displayed(verdict: Verdict, truth: Truth, recording: Recording) -> None:
         verdict.note("lost", f"{seq} of {conversation_id} was never displayed on {device}")
 
 
-def _pushed(verdict: Verdict, truth: Truth, recording: Recording) -> None:
+def _jumped(verdict: Verdict, truth: Truth, recording: Recording) -> None:
     cursors = dict(recording.starts)
     for one in recording.pushed:
         place = (one.session, one.conversation_id)
@@ -126,6 +131,25 @@ def _pushed(verdict: Verdict, truth: Truth, recording: Recording) -> None:
             for seq in _between(visible, cursor, one.seq):
                 verdict.note("gaps", f"{seq} of {one.conversation_id} was jumped over on {recording.device_id}")
         cursors[place] = one.seq
+
+
+def _repeated(verdict: Verdict, recording: Recording, written: Mapping[str, float]) -> None:
+    """A session may get an event again if its ack did not come in time: after r seconds, then 2r more, then 4r more.
+
+    They count from when it was sent first, which is not before the session began nor before the event was written. How
+    long it lay in a buffer on its way here cannot make this wrong.
+    """
+    times: dict[tuple[int, str, int], int] = {}
+    for one in recording.pushed:
+        what = (one.session, one.conversation_id, one.seq)
+        repeats = times.get(what, -1) + 1
+        times[what] = repeats
+        resend_s = recording.resend_s.get(one.session)
+        if repeats == 0 or resend_s is None:
+            continue
+        earliest = max(recording.opened.get(one.session, 0.0), written.get(one.client_msg_id, 0.0))
+        if one.at < earliest + _TOLERANCE * resend_s * (2.0**repeats - 1):
+            verdict.note("duplicated", f"{_name(one)} was sent again to {recording.device_id} without need")
 
 
 def _between(visible: RangeSet, low: int, high: int) -> Iterable[int]:

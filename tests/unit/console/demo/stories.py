@@ -25,6 +25,7 @@ def recording(user: str, device: str, chats: tuple[str, ...] = (CHAT, OTHER)) ->
     """A device that was pushed and displayed everything, the chats in turns, in two sessions with repeats between."""
     made = Recording(user, device, online=[(0.0, 1000.0)])
     for session, seqs in ((1, range(1, 5)), (2, range(3, EVENTS + 1))):
+        made.opened[session], made.resend_s[session] = 5.0 * session, 5.0
         for chat in chats:
             made.starts[session, chat] = seqs[0] - 1
         for seq in seqs:

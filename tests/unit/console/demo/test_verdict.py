@@ -66,6 +66,25 @@ def test_a_late_repeat_is_duplicated_not_disordered() -> None:
     assert only(judge(truth(), [spoilt])) == {"duplicated": 1}
 
 
+@pytest.mark.parametrize(("after_s", "count"), [([0.1], 1), ([4.0], 1), ([5.1], 0), ([5.1, 15.1], 0), ([5.1, 9.0], 1)])
+def test_what_a_session_is_sent_again_before_its_ack_could_be_missed_is_duplicated(
+    after_s: list[float], count: int
+) -> None:
+    device = recording("ada", "ada-phone")
+    last = device.pushed[-1]
+    sender = recording("ben", "ben-phone")
+    sender.written[last.client_msg_id] = last.at - 0.01
+    device.pushed += [replace(last, at=last.at + after) for after in after_s]
+    assert judge(truth(), [device, sender]).duplicated == count
+
+
+def test_a_repeat_in_another_session_is_how_a_reconnect_works() -> None:
+    device = recording("ada", "ada-phone")
+    device.opened[3], device.resend_s[3] = device.pushed[-1].at, 5.0
+    device.pushed += [replace(one, session=3, at=one.at + 100) for one in device.pushed if one.session == 2]
+    assert judge(truth(), [device]).good
+
+
 def test_disordered_is_below_a_higher_one_of_the_same_conversation() -> None:
     spoilt = recording("ada", "ada-phone", (CHAT,))
     held = replace_visible(truth(), CHAT)

@@ -32,15 +32,17 @@ DRAIN_S = 10.0
 
 async def serve(settings: IngestSettings, stop: asyncio.Event) -> None:
     """Run ingest until ``stop`` is set and what was accepted is written."""
-    url, timeout_s = str(settings.postgres_url), settings.send_timeout_s
+    url, timeout_s = str(settings.postgres_url), settings.ingest_send_timeout_s
     digest_key = settings.digest_key.get_secret_value().encode()
     async with AsyncExitStack() as stack:
         # Pools of their own: neither a lane nor a reader can take the other's last connection.
         writers = await stack.enter_async_context(
-            open_pool(url, size=settings.lanes, name="waybill ingest lanes", timeout_s=timeout_s)
+            open_pool(url, size=settings.ingest_lanes, name="waybill ingest lanes", timeout_s=timeout_s)
         )
         readers = await stack.enter_async_context(
-            open_pool(url, size=settings.postgres_pool - settings.lanes, name="waybill ingest", timeout_s=timeout_s)
+            open_pool(
+                url, size=settings.postgres_pool - settings.ingest_lanes, name="waybill ingest", timeout_s=timeout_s
+            )
         )
         write = await _writing(settings, Writer(writers, timeout_s), stack)
         lanes = Lanes(write, _limits(settings))
@@ -57,8 +59,8 @@ async def serve(settings: IngestSettings, stop: asyncio.Event) -> None:
                 conversations=Conversations(readers, digest_key, timeout_s),
                 pages=partial(page, readers),
                 digest_key=digest_key,
-                max_body=settings.max_body_bytes,
-                max_request=settings.max_request_bytes,
+                max_body=settings.ingest_max_body_bytes,
+                max_request=settings.ingest_max_request_bytes,
             )
         )
         async with http(private, settings.private_host, settings.ingest_private_port), asyncio.TaskGroup() as tasks:
@@ -73,7 +75,7 @@ async def serve(settings: IngestSettings, stop: asyncio.Event) -> None:
 async def _writing(settings: IngestSettings, writer: Writer, stack: AsyncExitStack) -> Write:
     if settings.moderation_url is None:
         return writer.write
-    connector = aiohttp.TCPConnector(limit=settings.lanes)
+    connector = aiohttp.TCPConnector(limit=settings.ingest_lanes)
     session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
     hook = Hook(session, str(settings.moderation_url), settings.moderation_timeout_ms / 1000)
     return Moderated(writer, hook, settings.moderation_when_away).write
@@ -81,13 +83,13 @@ async def _writing(settings: IngestSettings, writer: Writer, stack: AsyncExitSta
 
 def _limits(settings: IngestSettings) -> Limits:
     return Limits(
-        lanes=settings.lanes,
-        gather_s=settings.gather_ms / 1000,
-        batch_items=settings.batch_items,
-        batch_bytes=settings.batch_bytes,
-        queue_items=settings.queue_items,
-        queue_bytes=settings.queue_bytes,
-        send_timeout_s=settings.send_timeout_s,
+        lanes=settings.ingest_lanes,
+        gather_s=settings.ingest_gather_ms / 1000,
+        batch_items=settings.ingest_batch_items,
+        batch_bytes=settings.ingest_batch_bytes,
+        queue_items=settings.ingest_queue_items,
+        queue_bytes=settings.ingest_queue_bytes,
+        send_timeout_s=settings.ingest_send_timeout_s,
     )
 
 

@@ -20,19 +20,21 @@ class IngestSettings(Settings, PostgresSettings, AuthSettings):
         description="Key of the digests by which a repeated client_msg_id is judged. Never changed: all ingest "
         "processes have the same one for the life of the store.",
     )
-    lanes: int = Field(4, ge=1, le=64, description="Writer lanes, each with a part of the shards and one connection.")
-    gather_ms: float = Field(1.0, ge=0, le=100, description="How long a lane gathers sends, in milliseconds.")
-    batch_items: int = Field(500, ge=1, le=5000, description="Most sends in one transaction.")
-    batch_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="Most bytes of bodies in one transaction.")
-    queue_items: int = Field(
+    ingest_lanes: int = Field(
+        4, ge=1, le=64, description="Writer lanes, each with a part of the shards and one connection."
+    )
+    ingest_gather_ms: float = Field(1.0, ge=0, le=100, description="How long a lane gathers sends, in milliseconds.")
+    ingest_batch_items: int = Field(500, ge=1, le=5000, description="Most sends in one transaction.")
+    ingest_batch_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="Most bytes of bodies in one transaction.")
+    ingest_queue_items: int = Field(
         10_000, ge=500, description="Most sends that wait in this process; beyond it requests get `unavailable`."
     )
-    queue_bytes: int = Field(
+    ingest_queue_bytes: int = Field(
         128 * 1024 * 1024, ge=64 * 1024, description="Most bytes of bodies that wait in this process."
     )
-    send_timeout_s: float = Field(5.0, gt=0, le=60, description="After this many seconds a send gets `timeout`.")
-    max_body_bytes: int = Field(MAX_BYTES, ge=2, le=512 * 1024, description="Most bytes of an event's body.")
-    max_request_bytes: int = Field(
+    ingest_send_timeout_s: float = Field(5.0, gt=0, le=60, description="After this many seconds a send gets `timeout`.")
+    ingest_max_body_bytes: int = Field(MAX_BYTES, ge=2, le=512 * 1024, description="Most bytes of an event's body.")
+    ingest_max_request_bytes: int = Field(
         36 * 1024 * 1024, ge=1024, description="Most bytes of an HTTP request's body: 500 events of the largest size."
     )
     moderation_url: HttpUrl | None = Field(
@@ -46,6 +48,8 @@ class IngestSettings(Settings, PostgresSettings, AuthSettings):
 
     @model_validator(mode="after")
     def _room_for_reads(self) -> IngestSettings:
-        if self.postgres_pool <= self.lanes:
-            raise ValueError("WAYBILL_POSTGRES_POOL must be larger than WAYBILL_LANES: reads need a connection, too")
+        if self.postgres_pool <= self.ingest_lanes:
+            raise ValueError(
+                "WAYBILL_POSTGRES_POOL must be larger than WAYBILL_INGEST_LANES: reads need a connection, too"
+            )
         return self

@@ -118,7 +118,7 @@ async def test_only_messages_and_edits_that_would_be_written_are_asked_about(dat
 
 @pytest.mark.promise("protocol.6.moderation")
 async def test_a_refused_item_fails_alone_and_copies_follow_their_first(database: Database) -> None:
-    async with moderated(database, gather_ms=20) as (ingest, _):
+    async with moderated(database, ingest_gather_ms=20) as (ingest, _):
         group = await ingest.create("ann")
 
         def event(client_msg_id: str, text: str) -> Json:

@@ -75,7 +75,7 @@ async def test_next_passes_over_what_is_not_visible(ingest: Ingest) -> None:
 
 
 async def test_a_page_has_about_one_mebibyte_and_at_least_one_event(database: Database) -> None:
-    async with running(database, max_body_bytes=500_000) as ingest:
+    async with running(database, ingest_max_body_bytes=500_000) as ingest:
         group = await ingest.create("ann")
         for size in (300_000, 300_000, 300_000, 300_000, 300_000):
             await ingest.sent("ann", group, body={"text": "x" * size})

@@ -166,7 +166,7 @@ async def test_readyz_fails_without_the_schema_and_without_room(database: Databa
 
 @pytest.mark.promise("protocol.4.indefinite")
 async def test_a_full_queue_answers_503_with_a_delay(database: Database, owner: asyncpg.Connection) -> None:
-    async with running(database, queue_items=500) as ingest:
+    async with running(database, ingest_queue_items=500) as ingest:
         group = await ingest.create("ann")
         transaction = await _hold(owner, group)
         events = [{"conversation_id": group, "client_msg_id": str(n), "body": {}} for n in range(500)]
@@ -189,7 +189,7 @@ async def _refused(ingest: Ingest, group: str) -> tuple[str, bool]:
 
 @pytest.mark.promise("protocol.4.indefinite")
 async def test_a_send_that_is_not_written_in_time_gets_timeout(database: Database, owner: asyncpg.Connection) -> None:
-    async with running(database, send_timeout_s=0.5) as ingest:
+    async with running(database, ingest_send_timeout_s=0.5) as ingest:
         group = await ingest.create("ann")
         transaction = await _hold(owner, group)
         result = await ingest.send("ann", group, client_msg_id="one")

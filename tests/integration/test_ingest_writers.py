@@ -124,7 +124,7 @@ async def test_a_send_that_the_store_refuses_fails_alone(database: Database) -> 
     owner = await asyncpg.connect(database.owner_url)
     await owner.execute("ALTER TABLE event ADD CHECK (client_msg_id <> 'bad')")
     await owner.close()
-    async with running(database, gather_ms=20) as ingest:
+    async with running(database, ingest_gather_ms=20) as ingest:
         group = await ingest.create("ann")
         events: list[Json] = [
             {"conversation_id": group, "client_msg_id": "bad" if n == 5 else str(n), "body": {}} for n in range(16)
@@ -141,7 +141,7 @@ async def _commits(connection: asyncpg.Connection, database: Database) -> int:
 
 async def test_2000_concurrent_sends_take_fewer_than_200_transactions(database: Database) -> None:
     server = await asyncpg.connect(database.owner_url.replace(f"/{database.name}", "/postgres"))
-    async with running(database, lanes=4) as ingest:
+    async with running(database, ingest_lanes=4) as ingest:
         groups = await asyncio.gather(*(ingest.create("ann") for _ in range(200)))
         owner = await asyncpg.connect(database.owner_url)
         sends = [

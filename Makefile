@@ -65,8 +65,8 @@ types: setup ## the strict type checker
 	$(BIN)/mypy
 
 bench: setup ## measure, side by side with the reference, and write docs/performance.md
-	$(BIN)/waybill bench send
-	$(BIN)/waybill bench e2e
+	$(BIN)/waybill bench send --keep
+	$(BIN)/waybill bench e2e --keep
 
 docs: setup ## write the generated reference anew
 	$(BIN)/python -m deploy.reference

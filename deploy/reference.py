@@ -63,6 +63,7 @@ def settings() -> str:
 
 def metrics() -> str:
     """Every metric with its kind and meaning."""
+    importlib.import_module("shared.metrics")
     for service in pkgutil.iter_modules(services.__path__):
         importlib.import_module(f"services.{service.name}.metrics")
     lines = ["# Metrics", "", "| metric | kind | meaning |", "|---|---|---|"]

@@ -20,7 +20,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_defaults(environment: pytest.MonkeyPatch) -> None:
     found = load(IngestSettings)
     assert (found.ingest_port, found.ingest_private_port) == (8401, 9401)
-    assert found.lanes == 4
+    assert found.ingest_lanes == 4
     assert found.moderation_url is None
     assert (found.moderation_timeout_ms, found.moderation_when_away) == (500, "closed")
     assert "0123456789abcdef" not in repr(found)

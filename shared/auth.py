@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, get_args
@@ -25,6 +26,10 @@ Scope = Literal["user", "service", "admin", "gateway"]
 LEEWAY_S = 10
 _ASYMMETRIC = ["RS256", "ES256", "EdDSA"]
 _JWKS_TTL_S = 300.0
+_SEEN_S = 30.0
+_MOST_SEEN = 10_000
+"""A token that was verified is not verified again for a while: services show the same one with each request."""
+
 _JWKS_RETRY_S = 5.0
 """An unknown key id makes the set be read again, but not more often than this: anybody can name one."""
 
@@ -50,11 +55,21 @@ class Verifier:
         self._keys: dict[str | None, jwt.PyJWK] = {}
         self._read_at = float("-inf")
         self._reading = asyncio.Lock()
+        self._seen: OrderedDict[str, tuple[Claims, float]] = OrderedDict()
 
     async def verify(self, token: str | None) -> Claims:
         """The claims of a token. Raises `UnauthenticatedError`; `UnavailableError` if no JWK set could be read."""
         if not token:
             raise UnauthenticatedError("a token is needed")
+        claims, until = self._seen.get(token, (None, 0.0))
+        if claims is None or time.time() >= until:
+            claims = await self._verify(token)
+            self._seen[token] = claims, min(time.time() + _SEEN_S, claims.expires_at + LEEWAY_S)
+            if len(self._seen) > _MOST_SEEN:
+                self._seen.popitem(last=False)
+        return claims
+
+    async def _verify(self, token: str) -> Claims:
         try:
             header = jwt.get_unverified_header(token)
             algorithm = header.get("alg")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import jwt
 import pytest
@@ -161,6 +163,25 @@ async def test_keys_are_cached_and_rotated(monkeypatch: pytest.MonkeyPatch) -> N
     assert (await verifier.verify(signed(new, "new", "ES256"))).subject == "ann"
     with pytest.raises(UnavailableError):
         await Verifier(settings(auth_jwks=f"http://127.0.0.1:{port}/keys")).verify(signed(new, "new", "ES256"))
+
+
+async def test_a_token_that_was_verified_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier = Verifier(settings())
+    text = token(exp=int(time.time()) + 5)
+    assert await verifier.verify(text) is await verifier.verify(text)
+    now = time.time()
+    monkeypatch.setattr(auth, "time", SimpleNamespace(time=lambda: now + 5 + auth.LEEWAY_S + 1))
+    monkeypatch.setattr(auth.jwt, "decode", Mock(side_effect=jwt.ExpiredSignatureError))
+    with pytest.raises(UnauthenticatedError):
+        await verifier.verify(text)
+
+
+async def test_few_tokens_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "_MOST_SEEN", 3)
+    verifier = Verifier(settings())
+    for n in range(10):
+        await verifier.verify(token(sub=f"u{n}"))
+    assert len(verifier._seen) == 3
 
 
 def test_a_bearer_header() -> None:

@@ -55,7 +55,7 @@ lint: setup ## style, import contracts, dependencies
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
-	$(BIN)/deptry clients/python
+	cd clients/python && ../../$(BIN)/deptry .
 
 format: setup ## put the code into its format
 	$(BIN)/ruff format $(CODE)

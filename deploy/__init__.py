@@ -1,1 +1,1 @@
-
+"""How Waybill is set up: migrations, the local stack, the generated reference."""

@@ -1,1 +1,1 @@
-
+"""The services. None imports another."""

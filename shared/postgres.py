@@ -29,6 +29,8 @@ RETRIABLE: tuple[type[BaseException], ...] = (
     asyncpg.TooManyConnectionsError,
     asyncpg.LockNotAvailableError,
     asyncpg.QueryCanceledError,
+    asyncpg.TransactionTimeoutError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
     asyncpg.InsufficientResourcesError,

@@ -1,7 +1,7 @@
 """Settings from the environment: `WAYBILL_…`, checked once at the start, handed down as one frozen object.
 
-Each service adds its own in its ``settings.py``. Every field's description is its documentation; `waybill settings`
-and docs/reference/settings.md are made from it.
+Each service adds its own in its ``settings.py``. Every field's description is its documentation:
+docs/reference/settings.md is made from it.
 """
 
 from __future__ import annotations

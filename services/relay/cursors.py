@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _GATHER_S = 0.02
 """How far stored cursors may lag: so much is sent again after a kill, and a write costs Postgres a commit."""
 
+_WRITE_S = 15.0
+
 _log = logger(__name__)
 
 
@@ -89,7 +91,8 @@ class Cursors:
             self._more.clear()
             self._writing, self._pending = self._pending, {}
             try:
-                await self._store_all(self._writing)
+                async with asyncio.timeout(_WRITE_S):
+                    await self._store_all(self._writing)
             except RETRIABLE as error:
                 self._put_back()
                 LOOP_ERRORS.labels("cursors").inc()
@@ -105,10 +108,13 @@ class Cursors:
     async def _store_all(self, pending: dict[int, _Pending]) -> None:
         moves = [one.move() for one in pending.values() if not one.shard.lost]
         fenced = await self._store.advance(moves) if moves else set()
-        for number, epoch in fenced:
+        for number, _ in fenced:
             FENCED_WRITES.inc()
             pending[number].shard.lose()
-            _log.warning("cursor fenced: another relay holds the shard", shard=number, epoch=epoch)
+        if fenced:
+            _log.warning(
+                "cursors fenced: another relay holds the shards", shards=sorted(number for number, _ in fenced)
+            )
 
     def _put_back(self) -> None:
         writing, self._writing = self._writing, {}

@@ -57,7 +57,8 @@ class Holder:
         async with asyncio.TaskGroup() as group:
             while True:
                 try:
-                    await self._look(group)
+                    async with asyncio.timeout(self._timing.lease_s):
+                        await self._look(group)
                 except RETRIABLE as error:
                     LOOP_ERRORS.labels("leases").inc()
                     _log.warning("leases not kept", error=repr(error))
@@ -129,7 +130,8 @@ class Holder:
         await self._cursors.flush(shards, self._timing.longest_s)
         while True:
             try:
-                return await self._free(shards)
+                async with asyncio.timeout(self._timing.lease_s):
+                    return await self._free(shards)
             except RETRIABLE:
                 LOOP_ERRORS.labels("leases").inc()
                 await asyncio.sleep(_RETRY_S)

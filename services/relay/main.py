@@ -63,7 +63,7 @@ class Relay:
         async with asyncio.TaskGroup() as group:
 
             def start(name: str, loop: Coroutine[None, None, None]) -> asyncio.Task[None]:
-                return group.create_task(loop, name=name)
+                return group.create_task(_never_ending(name, loop, stop), name=name)
 
             holder, tail = start("leases", self._holder.run()), start("tail", self._tail.run())
             publisher, backlog = start("publish", self._publisher.run()), start("backlog", self._backlog.run())
@@ -109,6 +109,24 @@ class Relay:
         stopped = {shard.number: shard.refused for shard in self._held.values() if shard.refused is not None}
         named = (f"shard {number} stands still at row {refused.id}" for number, refused in sorted(stopped.items()))
         return "; ".join(named) or None
+
+
+class LoopEndedError(Exception):
+    """A loop without which nothing is relayed has ended by itself."""
+
+
+async def _never_ending(name: str, loop: Coroutine[None, None, None], stop: asyncio.Event) -> None:
+    # A task group does not mind a task that ends, nor one that a library's own cancellation ended: a relay without one
+    # of its loops would stand still in silence. So the process ends, aloud, and is started again.
+    try:
+        await loop
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise LoopEndedError(f"{name} was cancelled from within") from None
+    if not stop.is_set():
+        raise LoopEndedError(f"{name} ended")
 
 
 async def serve(settings: RelaySettings, stop: asyncio.Event) -> None:

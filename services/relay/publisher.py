@@ -75,7 +75,7 @@ class Publisher:
     def start(self, shard: HeldShard) -> None:
         """Publish this shard from now on, after what is under way of its earlier epoch."""
         if self._group is not None and self._producer is not None and not self._closing.is_set():
-            work = self._publish(shard, self._producer, self._tasks.get(shard.number))
+            work = self._run_shard(shard, self._producer, self._tasks.get(shard.number))
             self._tasks[shard.number] = self._group.create_task(work, name=f"shard-{shard.number}")
 
     async def finish(self, shards: list[HeldShard], timeout_s: float) -> None:
@@ -140,6 +140,18 @@ class Publisher:
             pass
 
     # One shard's task.
+
+    async def _run_shard(
+        self, shard: HeldShard, producer: AIOKafkaProducer, earlier: asyncio.Task[None] | None
+    ) -> None:
+        try:
+            await self._publish(shard, producer, earlier)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # The client's own cancellation must not end a shard's task in silence.
+            raise FailedBatchError(f"shard {shard.number}: the client cancelled a batch") from None
 
     async def _publish(self, shard: HeldShard, producer: AIOKafkaProducer, earlier: asyncio.Task[None] | None) -> None:
         if earlier is not None:

@@ -34,6 +34,7 @@ _READ_BYTES = 16 * 1024 * 1024
 """Bounds of one read over all shards: memory stays flat however long the backlog is."""
 
 _LEAST_ROWS = 16
+_READ_S = 15.0
 _BACKLOG_EVERY_S = 1.0
 
 _log = logger(__name__)
@@ -73,7 +74,8 @@ class Tail:
         backoff = Backoff()
         while True:
             try:
-                rows, more = await self.read_once()
+                async with asyncio.timeout(_READ_S):
+                    rows, more = await self.read_once()
             except RETRIABLE as error:
                 LOOP_ERRORS.labels("tail").inc()
                 _log.warning("outbox not read", error=repr(error))
@@ -114,7 +116,8 @@ class Backlog:
         """Look once a second until cancelled."""
         while True:
             try:
-                self.oldest_s = await self._pool.fetchval(_OLDEST) or 0.0
+                async with asyncio.timeout(_READ_S):
+                    self.oldest_s = await self._pool.fetchval(_OLDEST) or 0.0
                 OLDEST_UNSENT.set(self.oldest_s)
             except RETRIABLE:
                 LOOP_ERRORS.labels("backlog").inc()

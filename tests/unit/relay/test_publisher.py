@@ -276,3 +276,14 @@ async def test_while_no_client_can_be_opened_it_says_so_and_goes_on(world: World
     shard = world.hold(1)
     read(shard, 1)
     await handed(client, 1)
+
+
+async def test_a_batch_that_the_client_cancels_is_a_failed_one(world: World) -> None:
+    client = await world.client()
+    shard = world.hold(1)
+    read(shard, 1)
+    await handed(client, 1)
+    client.waiting[0].cancel()
+    again = await world.client(2)
+    read(shard, 1)
+    await handed(again, 1)

@@ -47,7 +47,7 @@ class Settings:
     pool: int = 8
     users: int = 20
     chats: int = 50
-    rate_s: float = 200.0
+    rate_s: float = 50.0
     warm_s: float = 3.0
     measure_s: float = 12.0
     rounds: int = 3

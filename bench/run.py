@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--endpoints", type=Path, help="endpoints.json of a Waybill that runs; default: start one")
     made.add_argument("--rounds", type=_rounds, help="turns of each side (default 3)")
     made.add_argument("--seconds", type=_seconds, help="measured seconds of a turn (send 8, e2e 12)")
-    made.add_argument("--rate", type=_rate, help="messages per second of e2e (default 200)")
+    made.add_argument("--rate", type=_rate, help="messages per second of e2e (default 50)")
     made.add_argument("--pool", type=_pool, default=8, help="connections to Postgres of each side (8)")
     return made
 

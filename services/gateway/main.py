@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from services.gateway.acks import Acks
 from services.gateway.catchup import CatchUp
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from shared.postgres import Pool
 
 _ACKS_S = 5.0
+
+_EVENTS_PAUSE_S = 0.002
+_RECEIPTS_PAUSE_S = 0.02
+"""A tick may wait a little longer than a message; every read costs, here and in the broker."""
 
 
 async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
@@ -54,7 +58,19 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
         asyncio.TaskGroup() as tasks,
     ):
         recheck = Recheck(pool, fanout)
-        stream = Stream(settings.kafka_bootstrap, topics, fanout, client_id=client_id, missed=recheck.ask)
+        streams = [
+            Stream(
+                settings.kafka_bootstrap,
+                topics,
+                topic,
+                fanout,
+                client_id=f"{client_id}-{topic}",
+                pause_s=pause_s,
+                missed=recheck.ask,
+            )
+            for topic, pause_s in ((topics.events, _EVENTS_PAUSE_S), (topics.receipts, _RECEIPTS_PAUSE_S))
+        ]
+        serving = asyncio.Event()
         parts = Parts(
             settings=settings,
             pool=pool,
@@ -66,22 +82,24 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
             presence=presence,
         )
         loops = [
-            tasks.create_task(stream.run(), name="stream"),
+            *(tasks.create_task(stream.run(), name="stream") for stream in streams),
             tasks.create_task(recheck.run(), name="recheck"),
             tasks.create_task(acks.run(), name="acks"),
             tasks.create_task(sends.run(), name="sends"),
             tasks.create_task(presence.run(), name="presence"),
         ]
-        app = private_app({"postgres": lambda: _postgres(pool), "stream": lambda: _started(stream)})
+        app = private_app({"postgres": lambda: _postgres(pool), "sockets": lambda: _serving(serving, streams)})
         async with http(app, settings.private_host, settings.gateway_private_port):
             stopping = tasks.create_task(stop.wait(), name="stopping")
-            starting = tasks.create_task(stream.started.wait(), name="starting")
+            starting = tasks.create_task(_all_started(streams), name="starting")
             await asyncio.wait({stopping, starting}, return_when=asyncio.FIRST_COMPLETED)
             starting.cancel()
             if not stop.is_set():
                 async with Sockets(parts).serving(settings.host, settings.gateway_port):
                     logger(__name__).info("serving", port=settings.gateway_port)
+                    serving.set()
                     await stopping
+                    serving.clear()
                 if not await acks.drained(_ACKS_S):
                     logger(__name__).warning("acks were not confirmed by Kafka; clients' cursors bring them again")
         for loop in loops:
@@ -93,8 +111,17 @@ async def _postgres(pool: Pool) -> str | None:
     return None
 
 
-async def _started(stream: Stream) -> str | None:
-    return None if stream.started.is_set() else f"positions in Kafka are not fixed: {stream.away}"
+async def _all_started(streams: list[Stream]) -> Literal[True]:
+    for stream in streams:
+        await stream.started.wait()
+    return True
+
+
+async def _serving(serving: asyncio.Event, streams: list[Stream]) -> str | None:
+    if serving.is_set():
+        return None
+    away = [stream.away for stream in streams if not stream.started.is_set() and stream.away]
+    return f"positions in Kafka are not fixed: {away[0]}" if away else "not open"
 
 
 def main() -> None:

@@ -42,18 +42,30 @@ _AWAY = (KafkaError, OSError, TimeoutError)
 
 
 class Stream:
-    """Reads Kafka into the fan-out. ``started`` is set once all positions are fixed for the first time.
+    """Reads a topic into the fan-out. ``started`` is set once all positions are fixed for the first time.
 
-    ``missed`` is called when they are fixed again: what came in between was not read.
+    ``missed`` is called when they are fixed again: what came in between was not read. ``pause_s``: the least time
+    between two reads. Each one asks for every partition, which costs this process and the broker milliseconds, however
+    few records come.
     """
 
     def __init__(
-        self, bootstrap: str, topics: Topics, fanout: Fanout, *, client_id: str, missed: Callable[[], None]
+        self,
+        bootstrap: str,
+        topics: Topics,
+        topic: str,
+        fanout: Fanout,
+        *,
+        client_id: str,
+        pause_s: float,
+        missed: Callable[[], None],
     ) -> None:
         self._bootstrap = bootstrap
         self._topics = topics
+        self._topic = topic
         self._fanout = fanout
         self._client_id = client_id
+        self._pause_s = pause_s
         self._missed = missed
         self.started = asyncio.Event()
         self.away: str | None = "starting"
@@ -75,7 +87,7 @@ class Stream:
             except _AWAY as error:
                 _LOOP.inc()
                 self.away = type(error).__name__
-                logger(__name__).warning("Kafka cannot be read", error=self.away)
+                logger(__name__).warning("Kafka cannot be read", topic=self._topic, error=self.away)
                 await asyncio.sleep(backoff.next())
             finally:
                 with contextlib.suppress(*_AWAY):
@@ -85,7 +97,7 @@ class Stream:
     async def _fix_positions(self, consumer: AIOKafkaConsumer) -> None:
         async with asyncio.timeout(_START_S):
             await consumer.start()
-            every = partitions((self._topics.events, self._topics.receipts))
+            every = partitions([self._topic])
             consumer.assign(every)
             await consumer.seek_to_end(*every)
             for partition in every:
@@ -102,6 +114,7 @@ class Stream:
             if monotonic() - since > _TURN_S:
                 await asyncio.sleep(0)
                 since = monotonic()
+        await asyncio.sleep(self._pause_s)
 
     def _handle(self, record: Consumed) -> str | None:
         """Hand a record on; returns what is wrong with it if it cannot be read."""

@@ -12,12 +12,13 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.requests import ClientDisconnect
 
-from services.ingest import problems, schemas
+from services.ingest import schemas
 from services.ingest.admission import Send, admit, creator, reader
 from services.ingest.conversations import CreateRequest, plan
 from services.ingest.items import item, items
 from services.ingest.metrics import SENDS
 from services.ingest.openapi import describe, takes
+from shared import problems
 from shared.auth import Claims, bearer
 from shared.contracts.decode import decode
 from shared.contracts.frames import MAX_PAGE

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from services.ingest.batches import cut
 from services.ingest.metrics import BATCH_SECONDS, BATCH_SIZE, BISECTED, QUEUE_DEPTH
-from services.ingest.writer import BadRowError
+from services.ingest.writer import BadRowError, Written
 from shared.errors import InternalError, TimedOutError, UnavailableError, WaybillError
 from shared.kafka import partition_of
-from shared.logging import logger
+from shared.logging import logger, trace_id
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -181,8 +181,7 @@ class Lanes:
                 await self._answer(batch[:middle])
                 await self._answer(batch[middle:])
                 return
-            where = batch[0].conversation_id
-            log.error("refused by the store", error=str(error), conversation_id=where)  # noqa: TRY400 - its text may hold a body
+            log.error("refused by the store", error=str(error), **_named(batch[0]))  # noqa: TRY400 - its text may hold a body
             answers = [InternalError("the event could not be written")]
         except WaybillError as error:
             answers = [error] * len(batch)
@@ -193,3 +192,10 @@ class Lanes:
             BATCH_SECONDS.observe(monotonic() - begun)
         for queued, answer in zip(batch, answers, strict=True):
             queued.answer(answer)
+            if isinstance(answer, Written) and not answer.duplicate:
+                log.debug("written", event_id=answer.event_id, seq=answer.seq, **_named(queued))
+
+
+def _named(queued: _Queued) -> dict[str, str | None]:
+    """What a log entry says of a send."""
+    return {"conversation_id": queued.conversation_id, "trace_id": trace_id(queued.send.draft.traceparent)}

@@ -14,7 +14,7 @@ MIGRATION = Path(__file__).parents[3] / "deploy/migrations/0004_pre_ingest.sql"
 
 
 def claims(scope: str = "user", subject: str = "ann") -> Claims:
-    return Claims(subject, scope, None, 0)  # type: ignore[arg-type]
+    return Claims(subject, scope, None, 0)
 
 
 def item(**fields: object) -> SendItem:

@@ -2,7 +2,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from services.ingest.admission import Send
 from services.ingest.lanes import Lanes, Limits
@@ -100,7 +102,7 @@ async def test_each_gets_its_own_answer_in_order() -> None:
     async def write(sends: Sequence[Send]) -> list[Answer]:
         return [ForbiddenError("no") if one.draft.client_msg_id == "b" else written(one) for one in sends]
 
-    store.write = write  # type: ignore[method-assign]
+    store.write = write
     async with running(store) as lanes:
         answers = await lanes.send([send(name="a"), send(1, "b"), send(2, "c"), send(1, "d")])
     assert [getattr(answer, "client_msg_id", "refused") for answer in answers] == ["a", "refused", "c", "d"]
@@ -111,6 +113,22 @@ async def lanes_that_stopped_refuse(lanes: Lanes) -> bool:
     with pytest.raises(UnavailableError):
         await lanes.send([send()])
     return True
+
+
+async def test_logs_name_the_conversation_the_event_and_the_trace() -> None:
+    store, trace = Store(), "4bf92f3577b34da6a3ce929d0e0e4736"
+    one = send(name="traced")
+    traced = msgspec.structs.replace(
+        one, draft=msgspec.structs.replace(one.draft, traceparent=f"00-{trace}-00f067aa0ba902b7-01")
+    )
+    with capture_logs() as logged:
+        async with running(store) as lanes:
+            await lanes.send([traced])
+            store.bad.add("traced")
+            await lanes.send([traced])
+    assert [entry["event"] for entry in logged] == ["written", "refused by the store"]
+    assert {(entry["conversation_id"], entry["trace_id"]) for entry in logged} == {(GROUPS[0], trace)}
+    assert logged[0]["event_id"] == written(one).event_id
 
 
 async def test_two_batches_of_one_shard_never_overlap() -> None:

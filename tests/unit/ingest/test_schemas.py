@@ -14,6 +14,7 @@ from services.ingest.conversations import ConversationState, CreateRequest, Memb
 from services.ingest.writer import Written
 from shared.contracts.sends import SendItem
 
+AT = "2026-01-02T03:04:05.000006Z"
 GROUP = "0b9a1f4e-55a8-4c1e-9d5a-6f2f3f0f8b11"
 
 _names = st.sampled_from(["ann", "a" * 64, "a" * 65, "", "a b", "é", "a\n", 5, None])
@@ -75,7 +76,7 @@ def test_creates(value: dict[str, object]) -> None:
     ("model", "answer"),
     [
         (
-            schemas.Sent,
+            schemas.SentFields,
             Written(
                 conversation_id=GROUP,
                 client_msg_id="one",
@@ -87,7 +88,7 @@ def test_creates(value: dict[str, object]) -> None:
         ),
         (
             schemas.Conversation,
-            ConversationState(GROUP, "group", None, 1, "x", "y", [MemberState("ann", "admin", [(1, 4), (7, None)])]),
+            ConversationState(GROUP, "group", None, 1, AT, AT, [MemberState("ann", "admin", [(1, 4), (7, None)])]),
         ),
     ],
 )

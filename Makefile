@@ -10,7 +10,7 @@ READY := .venv/.ready
 CODE := shared services deploy bench tests clients/python
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
 
 setup: $(READY) ## make the environment in .venv, with exactly the locked packages
 

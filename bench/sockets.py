@@ -103,7 +103,7 @@ async def open_sockets(
     sockets: dict[str, Socket] = {}
     try:
         for user in tokens:
-            connection = await connect(url, subprotocols=["waybill.v1"], compression=None, max_queue=1024)  # type: ignore[list-item]
+            connection = await connect(url, subprotocols=["waybill.v1"], compression=None, max_queue=1024)  # type: ignore[list-item]  # their type of a subprotocol is a NewType of str
             connections.append(connection)
             sockets[user] = Socket(connection, user, heard)
         async with asyncio.TaskGroup() as tasks:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
-from shared.kafka import partition_of
+from aiokafka.errors import KafkaError
+
+from shared.kafka import partition_of, producer
 from shared.metrics import BAD_RECORDS
 
 if TYPE_CHECKING:
@@ -14,9 +18,44 @@ if TYPE_CHECKING:
 
 _MAX_ERROR = 500
 _MAX_VALUE = 900_000
+_BURY_S = 15.0
+_CLOSE_S = 2.0
 
 
-async def bury(producer: AIOKafkaProducer, topic: str, record: Consumed, error: str) -> None:
+class Graves:
+    """The dead-letter topic of a consumer. Opens its producer for the first bad record, and a new one after a failure.
+
+    Many bad records in a row must not cost a connection each: the good ones behind them wait.
+    """
+
+    def __init__(self, bootstrap: str, topic: str, *, client_id: str) -> None:
+        self._bootstrap = bootstrap
+        self._topic = topic
+        self._client_id = client_id
+        self._producer: AIOKafkaProducer | None = None
+
+    async def bury(self, record: Consumed, error: str) -> None:
+        """Returns once Kafka has it. Raises `KafkaError`, `OSError`, `TimeoutError`: it may or may not have it then."""
+        try:
+            async with asyncio.timeout(_BURY_S):
+                if self._producer is None:
+                    self._producer = producer(self._bootstrap, client_id=self._client_id)
+                    await self._producer.start()
+                await bury(self._producer, self._topic, record, error)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Close the producer, if there is one."""
+        made, self._producer = self._producer, None
+        if made is not None:
+            with contextlib.suppress(KafkaError, OSError, TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await made.stop()
+
+
+async def bury(made: AIOKafkaProducer, topic: str, record: Consumed, error: str) -> None:
     """Write a record to the dead-letter topic with source, offset and error; returns once Kafka has it.
 
     A value too large for the topic is cut, and says so in the header `dead_cut`. Raises what the producer raises: the
@@ -25,7 +64,7 @@ async def bury(producer: AIOKafkaProducer, topic: str, record: Consumed, error: 
     BAD_RECORDS.labels(record.topic).inc()
     value = record.value or b""
     headers = [
-        *((name, content) for name, content in record.headers if not name.startswith("dead_")),
+        *((name, content or b"") for name, content in record.headers if not name.startswith("dead_")),
         ("dead_source", f"{record.topic}/{record.partition}".encode()),
         ("dead_offset", str(record.offset).encode()),
         ("dead_error", error[:_MAX_ERROR].encode(errors="replace")),
@@ -35,4 +74,4 @@ async def bury(producer: AIOKafkaProducer, topic: str, record: Consumed, error: 
         value = value[:_MAX_VALUE]
         headers.append(("dead_cut", b"1"))
     partition = partition_of((record.key or b"").decode(errors="replace"))
-    await producer.send_and_wait(topic, value, key=record.key, partition=partition, headers=headers)
+    await made.send_and_wait(topic, value, key=record.key, partition=partition, headers=headers)

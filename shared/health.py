@@ -9,6 +9,8 @@ from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from shared import problems
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
@@ -20,6 +22,7 @@ CHECK_S = 2.0
 def private_app(checks: Mapping[str, Check]) -> FastAPI:
     """The app. A check answers None when all is well, else what is wrong, in a few words without secrets."""
     app = FastAPI(title="waybill private", docs_url=None, redoc_url=None, openapi_url=None)
+    problems.install(app)
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:

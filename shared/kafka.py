@@ -165,13 +165,13 @@ class Consumed(Protocol):
     timestamp: int
     key: bytes | None
     value: bytes | None
-    headers: Sequence[tuple[str, bytes]]
+    headers: Sequence[tuple[str, bytes | None]]
 
 
-def header(headers: Sequence[tuple[str, bytes]], name: str) -> str | None:
-    """A header's text, or None if it is not there or not UTF-8."""
+def header(headers: Sequence[tuple[str, bytes | None]], name: str) -> str | None:
+    """A header's text, or None if it is not there, null or not UTF-8."""
     for key, value in headers:
-        if key == name:
+        if key == name and value is not None:
             try:
                 return value.decode()
             except UnicodeDecodeError:

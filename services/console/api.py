@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastapi import Depends, FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse
 
 from services.console.health import Health, look
+from shared import problems
 from shared.auth import bearer
-from shared.errors import ForbiddenError, WaybillError
+from shared.errors import ForbiddenError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,16 +33,12 @@ _HEADERS = {
 def public_app(verifier: Verifier, session: aiohttp.ClientSession, services: Mapping[str, str]) -> FastAPI:
     """The app. ``services``: private base addresses by name."""
     app = FastAPI(title="Waybill console", docs_url="/docs", redoc_url=None)
+    problems.install(app)
 
     async def admin(request: Request) -> None:
         claims = await verifier.verify(bearer(request.headers.get("authorization")))
         if claims.scope != "admin":
             raise ForbiddenError("the console needs a token of the scope admin")
-
-    @app.exception_handler(WaybillError)
-    async def problem(_: Request, error: WaybillError) -> JSONResponse:
-        body = {"type": "about:blank", "title": error.message, "status": error.status, **error.as_dict()}
-        return JSONResponse(body, error.status, media_type="application/problem+json")
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> HTMLResponse:

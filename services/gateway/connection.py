@@ -18,6 +18,8 @@ from services.gateway.metrics import CLIENT_ERRORS
 from services.gateway.session import Session
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from websockets.asyncio.server import ServerConnection
 
     from services.gateway.acks import Acks
@@ -117,7 +119,7 @@ class Connection:
         """Keep a receipt until the conversation's frame is out."""
         self.following.hold_receipt(conversation_id, user_id, frame)
 
-    def ack(self, feed: Feed, ranges: list[Pair], head: int) -> int:
+    def ack(self, feed: Feed, ranges: Iterable[Pair], head: int) -> int:
         """The device stores these; returns how many of the seqs do not count."""
         new, ignored = self.session.ack(feed, ranges, head)
         self.hold(feed, new)

@@ -49,18 +49,38 @@ class Follower(Protocol):
 
 
 class Room:
-    """A conversation with local sessions. ``head``: the highest seq that Kafka or a read has told of; 0: none yet."""
+    """A conversation with local sessions.
 
-    __slots__ = ("feeds", "head")
+    ``head``: the highest seq that Kafka or a read for a session has told of; 0: none yet. ``committed``: the highest
+    that a client was told of by `sent` or a page, maybe before Kafka brought it.
+    """
+
+    __slots__ = ("committed", "feeds", "head")
 
     def __init__(self) -> None:
         self.head = 0
+        self.committed = 0
         self.feeds: dict[Follower, Feed] = {}
 
     def know(self, head: int) -> int:
         """Raise the known head; returns it."""
         self.head = max(self.head, head)
         return self.head
+
+    @property
+    def ackable(self) -> int:
+        """The highest seq that a device may hold."""
+        return max(self.head, self.committed)
+
+    def seen(self, told: int, head: int) -> int:
+        """A read that began when the known head was ``told`` has seen ``head``; returns the known head.
+
+        What Kafka tells of is committed before. So a head that a later read of the primary does not see was never
+        there, and nobody must wait for it.
+        """
+        if head < told == self.head:
+            self.head = head
+        return self.know(head)
 
 
 class _Changing(msgspec.Struct, frozen=True):
@@ -151,6 +171,13 @@ class Fanout:
             if conversation_id not in follower.session.feeds:
                 self.enter(follower, conversation_id)
                 follower.load(conversation_id)
+
+    def committed(self, user_id: str, conversation_id: str, seq: int) -> None:
+        """The user was told that the conversation has reached this seq: from now on it may be acked and marked."""
+        self.belongs(user_id, conversation_id)
+        room = self.rooms.get(conversation_id)
+        if room is not None:
+            room.committed = max(room.committed, seq)
 
     def wants(self, conversation_id: str, type_: str) -> bool:
         """Whether a record has to be looked at: a look-up, before any JSON is touched."""

@@ -13,7 +13,7 @@ from services.gateway.listing import conversations_of, list_conversations, newes
 from services.gateway.metrics import CURSOR_BREAKS, PUSHES
 from shared.clock import Backoff
 from shared.errors import UnavailableError
-from shared.ranges import OPEN, RangeSet
+from shared.ranges import EMPTY, OPEN, RangeSet
 
 if TYPE_CHECKING:
     from services.gateway.connection import Connection
@@ -162,6 +162,9 @@ class Following:
             if self._names_cursors and cursor > listed.record:
                 connection.ack(feed, [(1, cursor)], listed.head)
         room = self._fanout.rooms[listed.conversation_id]
+        if feed.early:
+            connection.ack(feed, feed.early, max(room.ackable, listed.as_of))
+            feed.early = EMPTY
         connection.session.loaded(feed, room.know(listed.as_of))
         self._wake.set()
         return tells
@@ -215,6 +218,8 @@ class Following:
     async def _read(self, read: Read) -> bool:
         """Do a read; False if it brought nothing although more is known."""
         connection, session, feed = self._connection, self._connection.session, read.feed
+        room = self._fanout.rooms[feed.conversation_id]
+        told = room.head
         try:
             found = await connection.parts.catch_up.after(
                 feed.conversation_id, connection.user_id, feed.position, read.limit
@@ -242,7 +247,7 @@ class Following:
         for _, frame in found.events:
             connection.write(frame)
         PUSHES.inc(len(found.events))
-        known_head = self._fanout.rooms[feed.conversation_id].know(found.head)
+        known_head = room.seen(told, found.head)
         session.read_done(
             read,
             [seq for seq, _ in found.events],

@@ -30,6 +30,19 @@ class Marks:
     read_seq: int
     read_version: int
 
+    def frame(self, conversation_id: str) -> bytes:
+        """The `receipt` frame."""
+        return msgspec.json.encode(
+            {
+                "t": "receipt",
+                "conversation_id": conversation_id,
+                "user_id": self.user_id,
+                "delivered_seq": self.delivered_seq,
+                "read_seq": self.read_seq,
+                "read_version": self.read_version,
+            }
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Listed:
@@ -84,18 +97,7 @@ class Listed:
 
     def peer_frame(self) -> bytes | None:
         """The peer's `receipt` frame that follows a direct chat, if there is one."""
-        if self.peer is None:
-            return None
-        return msgspec.json.encode(
-            {
-                "t": "receipt",
-                "conversation_id": self.conversation_id,
-                "user_id": self.peer.user_id,
-                "delivered_seq": self.peer.delivered_seq,
-                "read_seq": self.peer.read_seq,
-                "read_version": self.peer.read_version,
-            }
-        )
+        return None if self.peer is None else self.peer.frame(self.conversation_id)
 
 
 async def conversations_of(pool: Pool, user_id: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from services.gateway.listing import Marks
 from shared.clock import Backoff
 from shared.errors import UnavailableError
 from shared.logging import logger
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 _SQL = statements(__file__)
 _HEADS = _SQL["heads"]
 _BELONGINGS = _SQL["belongings"]
+_RECEIPTS = _SQL["receipts"]
 _LOOP = LOOP_ERRORS.labels("recheck")
 _AT_ONCE = 500
 
 
 class Recheck:
-    """Compares heads and memberships. A failure is tried again until all was compared."""
+    """Compares heads and memberships, and tells all marks again. A failure is tried again until all was compared."""
 
     def __init__(self, pool: Pool, fanout: Fanout) -> None:
         self._pool = pool
@@ -44,6 +46,7 @@ class Recheck:
             try:
                 await self._users()
                 await self._heads()
+                await self._receipts()
                 backoff.reset()
             except UnavailableError:
                 _LOOP.inc()
@@ -65,3 +68,12 @@ class Recheck:
             with unavailable_if_away():
                 rows = await self._pool.fetch(_HEADS, rooms[start : start + _AT_ONCE])
             self._fanout.heads({row["conversation_id"]: row["last_seq"] for row in rows})
+
+    async def _receipts(self) -> None:
+        # Clients merge marks, so one that they know already changes nothing.
+        rooms = list(self._fanout.rooms)
+        for start in range(0, len(rooms), _AT_ONCE):
+            with unavailable_if_away():
+                rows = await self._pool.fetch(_RECEIPTS, rooms[start : start + _AT_ONCE])
+            for row in rows:
+                self._fanout.receipt(row["conversation_id"], Marks(*row[1:]).frame(row["conversation_id"]))

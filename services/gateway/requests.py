@@ -20,8 +20,8 @@ from shared.logging import logger
 from shared.timeline import page
 
 if TYPE_CHECKING:
+    from services.gateway.answers import Outcome
     from services.gateway.connection import Connection
-    from services.gateway.sends import Outcome
     from services.gateway.session import Feed
 
 
@@ -64,6 +64,7 @@ async def _answer(connection: Connection, frame: frames.Known) -> None:
             await _pull(connection, frame)
         case frames.Create():
             created = await connection.parts.sends.create(connection.user_id, frame)
+            connection.parts.fanout.committed(connection.user_id, created.conversation_id, 1)
             connection.say(
                 {
                     "t": "created",
@@ -88,11 +89,13 @@ def _send(connection: Connection, frame: frames.Send) -> None:
         if isinstance(outcome, WaybillError):
             connection.refuse(outcome, frame.rid)
             return
+        conversation_id = frame.conversation_id.lower()
+        connection.parts.fanout.committed(connection.user_id, conversation_id, outcome.seq)
         connection.say(
             {
                 "t": "sent",
                 "rid": frame.rid,
-                "conversation_id": frame.conversation_id.lower(),
+                "conversation_id": conversation_id,
                 "client_msg_id": frame.client_msg_id,
                 "event_id": outcome.event_id,
                 "seq": outcome.seq,
@@ -114,8 +117,10 @@ def _ack(connection: Connection, frame: frames.Ack) -> None:
     if feed is None:
         IGNORED_ACKS.inc()
         return
-    head = connection.parts.fanout.rooms[feed.conversation_id].head
-    ignored = connection.ack(feed, [(low, high) for low, high in frame.ranges], head)
+    ranges = [(low, high) for low, high in frame.ranges]
+    if feed.fresh and feed.wait_for_frame(ranges):
+        return
+    ignored = connection.ack(feed, ranges, connection.parts.fanout.rooms[feed.conversation_id].ackable)
     if ignored:
         IGNORED_ACKS.inc(ignored)
 
@@ -139,9 +144,7 @@ async def _pull(connection: Connection, frame: frames.Pull) -> None:
         before=frame.before,
         limit=frame.limit,
     )
-    room = connection.parts.fanout.rooms.get(found.conversation_id)
-    if room is not None:
-        room.know(found.head)  # what is pulled may be acked, even if Kafka has not brought it yet
+    connection.parts.fanout.committed(connection.user_id, found.conversation_id, found.head)
     connection.write(found.encode(t="page", rid=frame.rid))
 
 

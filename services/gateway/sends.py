@@ -15,67 +15,31 @@ from typing import TYPE_CHECKING
 import aiohttp
 import msgspec
 
+from services.gateway.answers import CREATED, PROBLEM, RESULTS
 from services.gateway.metrics import SENDS_WAITING
 from shared.auth import mint
-from shared.errors import InternalError, TimedOutError, UnavailableError, WaybillError, from_code
+from shared.errors import InternalError, TimedOutError, UnavailableError, WaybillError
 from shared.logging import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from services.gateway.answers import Created, Outcome
     from shared.contracts.frames import Create, Send
 
 _BATCH = 500
 _BATCH_BYTES = 4 * 1024 * 1024
-_LEAST_S = 1.0
+_LEAST_S = 0.5
 """Least time that a batch gets, however long its oldest send has waited."""
 
 _AT_ONCE = 8
 _TOKEN_S = 300
+_KEEP_S = 3.0
+"""Ingest closes what is idle for 5 s: a connection must not be used in that very moment."""
+
 _RETRY_MS = 1000
 
 
-class Committed(msgspec.Struct, frozen=True):
-    """A written event, as ingest tells it."""
-
-    event_id: str
-    seq: int
-    created_at: str
-    duplicate: bool
-
-
-class _Error(msgspec.Struct, frozen=True):
-    code: str
-    message: str = ""
-    field: str | None = None
-    retry_after_ms: int | None = None
-
-    def raised(self) -> WaybillError:
-        return from_code(self.code, self.message, field=self.field, retry_after_ms=self.retry_after_ms)
-
-
-class _Result(msgspec.Struct, frozen=True):
-    status: int
-    event: Committed | None = None
-    error: _Error | None = None
-
-
-class _Results(msgspec.Struct, frozen=True):
-    results: list[_Result]
-
-
-class Created(msgspec.Struct, frozen=True):
-    """A conversation, as ingest tells it."""
-
-    conversation_id: str
-    existing: bool
-
-
-_RESULTS = msgspec.json.Decoder(_Results)
-_CREATED = msgspec.json.Decoder(Created)
-_PROBLEM = msgspec.json.Decoder(_Error)
-
-Outcome = Committed | WaybillError
 Key = tuple[str, str]
 
 
@@ -196,11 +160,11 @@ class Sends:
             body["title"] = create.title
         if create.conversation_id is not None:
             body["conversation_id"] = create.conversation_id
-        return _CREATED.decode(await self._post("/v1/conversations", body, self._timeout_s))
+        return CREATED.decode(await self._post("/v1/conversations", body, self._timeout_s))
 
     async def run(self) -> None:
         """Forward until cancelled; what waits then is answered `unavailable`."""
-        connector = aiohttp.TCPConnector(limit=_AT_ONCE * 2)
+        connector = aiohttp.TCPConnector(limit=_AT_ONCE * 2, keepalive_timeout=_KEEP_S)
         async with aiohttp.ClientSession(connector=connector) as self._http:
             try:
                 async with asyncio.TaskGroup() as batches:
@@ -231,7 +195,7 @@ class Sends:
             try:
                 patience = max(min(_LEAST_S, self._timeout_s), min(item.deadline for item in items) - now)
                 answer = await self._post("/v1/events", {"events": [pending.item() for pending in items]}, patience)
-                results = _RESULTS.decode(answer).results
+                results = RESULTS.decode(answer).results
                 if len(results) != len(items):
                     raise InternalError("ingest answered another number of results")
             except WaybillError as error:
@@ -241,7 +205,7 @@ class Sends:
                 _answer_all(batch, InternalError("the answer cannot be read"))
             else:
                 for pending, result in zip(items, results, strict=True):
-                    pending.answer(_outcome(result))
+                    pending.answer(result.outcome())
         finally:
             self._turns.release()
             self._runs.done(batch)
@@ -267,7 +231,7 @@ class Sends:
         if answer.status in (200, 201):
             return text
         try:
-            raise _PROBLEM.decode(text).raised()
+            raise PROBLEM.decode(text).raised()
         except msgspec.MsgspecError:
             raise UnavailableError(f"ingest answered {answer.status}", retry_after_ms=_RETRY_MS) from None
 
@@ -277,12 +241,6 @@ class Sends:
             self._token = mint(self._secret, "gateway", scope="gateway", ttl_s=_TOKEN_S)
             self._token_until = now + _TOKEN_S / 2
         return self._token
-
-
-def _outcome(result: _Result) -> Outcome:
-    if result.event is not None:
-        return result.event
-    return result.error.raised() if result.error is not None else InternalError("an empty result")
 
 
 def _answer_all(batch: dict[Key, list[Pending]], error: WaybillError) -> None:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+_MOST_EARLY = 1_000
+"""Most ranges of acks that wait for the `conversation` frame."""
+
+
 class Offer(Enum):
     """What to do with an event that came from Kafka."""
 
@@ -47,7 +51,7 @@ class Feed:
 
     ``position``: everything visible up to it was handed to the socket. ``as_of``: the seq up to which ``visible`` and
     ``role`` are known. ``acked``: what the device says it stores. ``loading``: its `conversation` frame has to go out
-    before any event; ``fresh``: none went out yet.
+    before any event; ``fresh``: none went out yet. ``early``: acks that came before it, of what a page or `sent` told.
     """
 
     conversation_id: str
@@ -63,11 +67,20 @@ class Feed:
     position: int = 0
     read_version: int = 0
     acked: RangeSet = EMPTY
+    early: RangeSet = EMPTY
     unacked: dict[int, Sent] = field(default_factory=dict)
 
     def may_see(self, seq: int) -> bool:
         """Whether the user may read this seq; true only for what ``as_of`` covers or a member's open range."""
         return seq in self.visible
+
+    def wait_for_frame(self, ranges: Iterable[tuple[int, int]]) -> bool:
+        """Keep an ack until it is known what the user may see; False if too many ranges wait."""
+        early = self.early | RangeSet(ranges)
+        if len(early) > _MOST_EARLY:
+            return False
+        self.early = early
+        return True
 
     def changed_by(self, seq: int, action: str, role: str | None) -> None:
         """Apply a `member` event about this user; one that ``as_of`` covers already changes nothing."""

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiokafka.errors import KafkaError
 
+from services.gateway.records import check, envelope
 from shared.clock import Backoff
-from shared.dead_letter import bury
-from shared.kafka import ensure_fetching, header, partitions, producer, reader
+from shared.dead_letter import Graves
+from shared.kafka import ensure_fetching, partitions, reader
 from shared.logging import logger
 from shared.metrics import LOOP_ERRORS
 
@@ -37,7 +38,6 @@ _TURN_S = 0.005
 
 _START_S = 30.0
 _STOP_S = 3.0
-_BURY_S = 10.0
 _AWAY = (KafkaError, OSError, TimeoutError)
 
 
@@ -61,8 +61,8 @@ class Stream:
         missed: Callable[[], None],
     ) -> None:
         self._bootstrap = bootstrap
-        self._topics = topics
         self._topic = topic
+        self._graves = Graves(bootstrap, topics.dead, client_id=f"{client_id}-dead")
         self._fanout = fanout
         self._client_id = client_id
         self._pause_s = pause_s
@@ -72,7 +72,12 @@ class Stream:
 
     async def run(self) -> None:
         """Read until cancelled. A consumer that fails is replaced, from the end."""
-        backoff = Backoff()
+        try:
+            await self._run(Backoff())
+        finally:
+            await self._graves.close()
+
+    async def _run(self, backoff: Backoff) -> None:
         while True:
             consumer = reader(self._bootstrap, client_id=self._client_id)
             try:
@@ -119,34 +124,22 @@ class Stream:
     def _handle(self, record: Consumed) -> str | None:
         """Hand a record on; returns what is wrong with it if it cannot be read."""
         try:
-            key = (record.key or b"").decode()
-            type_ = header(record.headers, "ce_type") or ""
-            if not self._fanout.wants(key, type_):
+            of = envelope(record)
+            if not self._fanout.wants(of.conversation_id, of.type):
                 return None
             value = record.value or b""
-            if not (value.startswith(b'{"t":"') and value.endswith(b"}")):
-                return "not a frame"
-            if record.topic == self._topics.receipts:
-                self._fanout.receipt(key, value)
-                return None
-            seq = int(header(record.headers, "seq") or "")
-            if seq < 1:
-                return "seq is below 1"
-            self._fanout.event(key, seq, type_, value, record.timestamp / 1000)
+            check(value, of)
+            if of.seq:
+                self._fanout.event(of.conversation_id, of.seq, of.type, value, record.timestamp / 1000)
+            else:
+                self._fanout.receipt(of.conversation_id, value)
         except (ValueError, msgspec.MsgspecError) as error:
             return f"{type(error).__name__}: {error}"
         return None
 
     async def _bury(self, record: Consumed, error: str) -> None:
         logger(__name__).error("a record cannot be read", topic=record.topic, offset=record.offset, error=error)
-        made = producer(self._bootstrap, client_id=self._client_id, idempotent=False)
         try:
-            async with asyncio.timeout(_BURY_S):
-                await made.start()
-                await bury(made, self._topics.dead, record, error)
+            await self._graves.bury(record, error)
         except _AWAY as away:
             logger(__name__).error("it could not be kept as a dead letter", error=type(away).__name__)
-        finally:
-            with contextlib.suppress(*_AWAY):
-                async with asyncio.timeout(_STOP_S):
-                    await made.stop()

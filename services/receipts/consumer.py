@@ -38,10 +38,10 @@ from shared.postgres import RETRIABLE
 
 if TYPE_CHECKING:
     from services.receipts.fold import Changes
-    from services.receipts.graves import Graves
     from services.receipts.records import Ack
     from services.receipts.settings import ReceiptsSettings
     from services.receipts.store import Store
+    from shared.dead_letter import Graves
     from shared.kafka import Consumed
 
 _POLL_MS = 500

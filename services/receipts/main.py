@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from services.receipts.consumer import AckConsumer
-from services.receipts.graves import Graves
 from services.receipts.settings import ReceiptsSettings
 from services.receipts.store import Store
+from shared.dead_letter import Graves
 from shared.health import private_app
 from shared.kafka import Topics
 from shared.postgres import open_pool

@@ -44,8 +44,8 @@ class Client:
 
     def _track(self) -> None:
         # The sender keeps its requests' tasks in a local variable, but they must end with it.
-        sender = self.producer._sender  # noqa: SLF001 - see the module's text
-        send = sender._send_produce_req  # noqa: SLF001
+        sender = self.producer._sender
+        send = sender._send_produce_req
 
         async def tracked(node_id: int, batches: Mapping[object, object]) -> None:
             task = asyncio.current_task()
@@ -56,19 +56,19 @@ class Client:
             finally:
                 self._requests.discard(task)
 
-        sender._send_produce_req = tracked  # noqa: SLF001
+        sender._send_produce_req = tracked
 
     async def discard(self) -> None:
         """Close without flushing, within about `CLOSE_S`. What was handed over may be in Kafka or not."""
         made = self.producer
-        made._closed = True  # noqa: SLF001
-        for connection in list(made.client._conns.values()):  # noqa: SLF001
+        made._closed = True
+        for connection in list(made.client._conns.values()):
             # Closing a transport would still write what is in its buffer.
-            if connection._writer is not None:  # noqa: SLF001
-                connection._writer.transport.abort()  # noqa: SLF001
-        tasks = {task for task in (made._sender.sender_task, made.client._sync_task) if task is not None}  # noqa: SLF001
+            if connection._writer is not None:
+                connection._writer.transport.abort()
+        tasks = {task for task in (made._sender.sender_task, made.client._sync_task) if task is not None}
         await _end(tasks | self._requests)
-        made.client._sync_task = None  # noqa: SLF001
+        made.client._sync_task = None
         with contextlib.suppress(TimeoutError, KafkaError, OSError):
             async with asyncio.timeout(CLOSE_S / 2):
                 await made.client.close()

@@ -81,8 +81,8 @@ class Create(Frame, frozen=True, tag="create"):
 
 
 def _position(name: str, cursor: Cursor) -> int:
-    seq = cursor if isinstance(cursor, int) else cursor[0] if len(cursor) == 2 else None
-    if not isinstance(seq, int) or not 0 <= seq <= MAX_SEQ:
+    seq, event_id = (cursor, None) if isinstance(cursor, int) else cursor if len(cursor) == 2 else (None, None)
+    if not isinstance(seq, int) or not 0 <= seq <= MAX_SEQ or isinstance(event_id, int):
         raise BadRequestError("expected a seq, or [seq, event_id]", field=f"cursors.{name}")
     return seq
 

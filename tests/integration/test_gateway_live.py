@@ -1,11 +1,13 @@
 """What a session gets while it is open: from Kafka, and from Postgres whenever Kafka was not enough."""
 
 import asyncio
+import json
 
 import pytest
 from prometheus_client import REGISTRY
 
 from tests.gateways import Gateway, House, user
+from tests.waiting import until
 
 pytest_plugins = ["tests.integration.gateway_house"]
 
@@ -220,6 +222,38 @@ async def test_a_record_that_cannot_be_read_stops_nothing(home: House, gateway: 
     await home.line.publish()
     await client.has(group, 1, 2)
     assert value("waybill_bad_records_total", topic=home.topics.events) == bad + 4
+    await client.close()
+
+
+@pytest.mark.promise("protocol.7.dead", "protocol.9.kafka")
+async def test_garbage_of_no_conversation_is_kept_and_a_false_head_holds_nobody(home: House, gateway: Gateway) -> None:
+    ann = user("ann")
+    group = await home.group(ann)
+    client = await gateway.client(ann)
+    await client.has(group, 1)
+    shard = await home.owner.fetchval("SELECT shard FROM conversation WHERE conversation_id = $1", group)
+    bad = [value("waybill_bad_records_total", topic=topic) for topic in (home.topics.events, home.topics.receipts)]
+    for topic in ("events.v1", "receipts.v1"):
+        await home.line.raw(topic, "no conversation", b"junk", shard, {})
+    lie = {"t": "event", "conversation_id": group, "seq": 900, "event_id": group, "sender_id": ann, "body": {}}
+    headers = {"ce_type": "waybill.event.message", "seq": "900"}
+    await home.line.raw("events.v1", group, json.dumps(lie, separators=(",", ":")).encode(), shard, headers)
+    await home.messages(group, ann, 1)
+    await home.line.publish()
+    await client.has(group, 1, 2)
+    reads = value("waybill_catch_up_reads_total")
+    await home.messages(group, ann, 2)
+    await home.line.publish()
+    await client.has(group, 1, 2, 3, 4)
+    assert value("waybill_catch_up_reads_total") == reads  # live again
+    await until(
+        lambda: (
+            [value("waybill_bad_records_total", topic=t) for t in (home.topics.events, home.topics.receipts)]
+            == [bad[0] + 1, bad[1] + 1]
+        ),
+        timeout=10,
+        what="bad records",
+    )
     await client.close()
 
 

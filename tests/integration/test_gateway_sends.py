@@ -1,6 +1,7 @@
 """From a socket to ingest and back: sends in order, their answers, conversations made, read marks answered."""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -9,10 +10,12 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from aiohttp import web
+from prometheus_client import REGISTRY
 
 from deploy.local import ports
 from tests.databases import Database
 from tests.gateways import Gateway, House, user
+from tests.relays import all_records
 from tests.stack import Stores
 from tests.waiting import until
 
@@ -94,7 +97,8 @@ async def test_create(home: House, gateway: Gateway) -> None:
         frame = client.all("conversation")[0]
         assert (frame["role"], frame["cursor"], frame["head"]) == (role, 0, 1)
     await other.say("create", rid="c3", kind="group", members=[], conversation_id=group)
-    assert (await other.one("error", rid="c3"))["code"] == "conflict"
+    refused = await other.one("error", rid="c3")
+    assert (refused["code"], refused["field"], bool(refused["message"])) == ("conflict", "conversation_id", True)
     await one.say("create", rid="d1", kind="direct", members=[bob])
     await other.say("create", rid="d2", kind="direct", members=[ann, bob])
     first, second = await one.one("created", rid="d1"), await other.one("created", rid="d2")
@@ -102,6 +106,36 @@ async def test_create(home: House, gateway: Gateway) -> None:
     assert sorted([first["existing"], second["existing"]]) == [False, True]
     for client in (one, other):
         await client.close()
+
+
+@pytest.mark.promise("protocol.3.ack", "protocol.3.read")
+async def test_what_was_sent_may_be_acked_and_read_before_kafka_brings_it(home: House, gateway: Gateway) -> None:
+    await home.ingest()
+    ann = user("ann")
+    client = await gateway.client(ann, acks=False)
+    ignored = REGISTRY.get_sample_value("waybill_ignored_acks_total") or 0.0
+    await client.say("create", rid="c", kind="group", members=[])
+    group = (await client.one("created", rid="c"))["conversation_id"]
+    await client.say("read", conversation_id=group, seq=1)
+    await client.say("send", **message(group, "s"))
+    assert (await client.one("sent", rid="s"))["seq"] == 2
+    await client.ack(group, 1, 2)
+    await client.say("read", conversation_id=group, seq=2)
+    assert (await client.one("conversation", conversation_id=group))["head"] in (1, 2)
+    await client.pong()
+    assert client.all("error") == []
+    assert REGISTRY.get_sample_value("waybill_ignored_acks_total") == ignored
+
+    async def told() -> bool:
+        records = await all_records(home.stores.kafka, [home.topics.acks])
+        of = [found for found in (json.loads(r.value or b"") for r in records) if found["conversation_id"] == group]
+        acked = {pair for one in of if one["kind"] == "delivered" for pair in map(tuple, one["ranges"])}
+        return bool(acked & {(1, 2), (2, 2)}) and [one["seq"] for one in of if one["kind"] == "read"] == [1, 2]
+
+    await until(told, timeout=10, what="acks and marks")
+    await home.line.publish()
+    await client.has(group, 1, 2)
+    await client.close()
 
 
 @pytest.mark.promise("protocol.4.indefinite", "protocol.4.stranger")

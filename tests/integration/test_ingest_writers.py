@@ -49,7 +49,7 @@ async def make_groups(connection: asyncpg.Connection, count: int, *members: str)
     return made
 
 
-@pytest.mark.promise("I3")
+@pytest.mark.promise("I3", "I4")
 async def test_32_writers_number_densely_and_commit_in_the_order_of_ids(database: Database) -> None:
     owner = await asyncpg.connect(database.owner_url)
     groups = await make_groups(owner, 24)

@@ -71,6 +71,19 @@ async def test_an_older_epoch_moves_no_cursor_and_writes_no_delivery(pool: Pool,
     assert await ben.advance([Move(one.shard, again.epoch, 12, [])]) == set()
 
 
+@pytest.mark.promise("I4")
+async def test_an_earlier_life_under_the_same_name_is_fenced(pool: Pool, owner_db: asyncpg.Connection) -> None:
+    store = ShardStore(pool, "ann", 60)
+    [before] = await store.take(1)
+    [now] = await store.take_own()
+    late = Move(before.shard, before.epoch, 9, [Delivery(3, 9, "t.events.v1", 100)])
+    assert await store.advance([late]) == {(before.shard, before.epoch)}
+    assert await store.renew({before.shard: before.epoch}) == set()
+    assert await owner_db.fetchval("SELECT cursor_id FROM outbox_shard WHERE shard = $1", now.shard) == 0
+    assert await owner_db.fetchval("SELECT count(*) FROM outbox_delivery") == 0
+    assert await store.advance([late._replace(epoch=now.epoch)]) == set()
+
+
 async def test_an_advance_told_twice_is_one(pool: Pool, owner_db: asyncpg.Connection) -> None:
     store = ShardStore(pool, "ann", 60)
     [one] = await store.take(1)

@@ -108,7 +108,7 @@ class Stub:
 
 @contextlib.asynccontextmanager
 async def stub_server(stub: Stub) -> AsyncIterator[Server]:
-    async with serve(stub.handle, "127.0.0.1", 0, subprotocols=["waybill.v1"], compression=None) as server:  # type: ignore[list-item]
+    async with serve(stub.handle, "127.0.0.1", 0, subprotocols=["waybill.v1"], compression=None) as server:
         port = server.sockets[0].getsockname()[1]
         stub.url = f"ws://127.0.0.1:{port}/v1/socket"
         yield server

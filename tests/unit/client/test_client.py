@@ -418,7 +418,7 @@ async def test_a_store_that_fails_stops_the_client(stub: Stub, timing: Timing) -
 
 async def test_two_loops_at_once_are_refused(stub: Stub, timing: Timing) -> None:
     async with Client(stub.url, "t", "d", timing=timing) as client:
-        waiting = asyncio.create_task(anext(client.events()))  # type: ignore[arg-type]
+        waiting = asyncio.create_task(anext(client.events()))
         await asyncio.sleep(0)
         with pytest.raises(RuntimeError):
             await anext(client.events())
@@ -460,4 +460,4 @@ def test_a_wrong_url_or_sync_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="WebSocket URL"):
         Client("http://127.0.0.1", "t", "d")
     with pytest.raises(ValueError, match="sync"):
-        Client("ws://127.0.0.1", "t", "d", sync="some")  # type: ignore[arg-type]
+        Client("ws://127.0.0.1", "t", "d", sync="some")

@@ -57,7 +57,7 @@ async def console(services: dict[str, str]) -> AsyncIterator[tuple[aiohttp.Clien
 
 
 def authorization(scope: str = "admin") -> dict[str, str]:
-    return {"Authorization": f"Bearer {mint(SECRET, 'ops', scope=scope)}"}  # type: ignore[arg-type]
+    return {"Authorization": f"Bearer {mint(SECRET, 'ops', scope=scope)}"}
 
 
 @pytest.mark.promise("protocol.6.health")
@@ -105,6 +105,12 @@ async def test_only_an_admin_sees_it() -> None:
                 assert answer.status == status
                 assert answer.content_type == "application/problem+json"
                 assert (await answer.json())["code"] == code
+        for path, status in (("/nowhere", 404), ("/api/nowhere", 404)):
+            async with session.get(f"{url}{path}", headers=authorization()) as answer:
+                assert answer.status == status
+                said = await answer.json(content_type="application/problem+json")
+                assert {"type", "title", "status", "detail", "code"} == set(said)
+                assert (said["status"], said["code"]) == (404, "not_found")
 
 
 async def test_the_page_may_load_nothing_from_elsewhere() -> None:

@@ -113,6 +113,7 @@ def test_bad_frames(text: str, field: str) -> None:
         (frame("hello", device_id="a", cursors={GROUP: [1]}), f"cursors.{GROUP}"),
         (frame("hello", device_id="a", cursors={GROUP: [1, "id", 3]}), f"cursors.{GROUP}"),
         (frame("hello", device_id="a", cursors={GROUP: ["id", 1]}), f"cursors.{GROUP}"),
+        (frame("hello", device_id="a", cursors={GROUP: [1, 2]}), f"cursors.{GROUP}"),
         (frame("hello", device_id="a", cursors={GROUP: 2**63}), None),
         (frame("hello", device_id="a", cursors={GROUP: "5"}), None),
     ],

@@ -75,7 +75,7 @@ async def test_what_dies_is_started_again_at_the_same_address(tmp_path: Path) ->
         for _ in range(3):
             before = parts[0].pid
             os.kill(before, signal.SIGKILL)
-            await until(lambda: parts[0].pid != before, timeout=15, what="another process")  # noqa: B023
+            await until(lambda: parts[0].pid != before, timeout=15, what="another process")  # noqa: B023 - awaited before the loop goes on
             await until(lambda: stage.lines[-1].endswith(f"process {parts[0].pid}"), timeout=15, what="it serves")
         assert parts[0].pid != first
         assert parts[1].pid == other

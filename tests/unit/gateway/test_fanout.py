@@ -123,6 +123,28 @@ class TestRooms:
         say(fanout, 7)
         assert (ann.written, fanout.rooms["c"].head, feed.position) == ([], 7, 0)
 
+    @pytest.mark.promise("I6")
+    def test_a_head_that_was_never_there_is_forgotten(self, fanout: Fanout) -> None:
+        live(fanout, Follower("ann"))
+        room = fanout.rooms["c"]
+        assert room.know(1000) == 1000
+        assert (room.seen(1000, 1), room.head) == (1, 1)
+        assert (room.seen(1, 5), room.head) == (5, 5)
+        room.know(9)  # came while the read was under way
+        assert (room.seen(5, 4), room.head) == (9, 9)
+
+    @pytest.mark.promise("protocol.3.ack")
+    def test_what_the_user_was_told_of_may_be_acked_before_kafka_brings_it(self, fanout: Fanout) -> None:
+        ann, tablet = Follower("ann"), Follower("ann", "tablet")
+        live(fanout, ann)
+        fanout.register(tablet)
+        fanout.committed("ann", "c", 3)
+        fanout.committed("ann", "c", 2)
+        fanout.committed("bob", "gone", 2)
+        room = fanout.rooms["c"]
+        assert (room.head, room.ackable, list(fanout.rooms)) == (1, 3, ["c"])
+        assert (ann.loads, tablet.loads) == ([], ["c"])
+
     def test_heads_from_the_store_wake_who_is_below(self, fanout: Fanout) -> None:
         below, at, loads = Follower("ann"), Follower("bob"), Follower("cyd")
         live(fanout, below, at=3)

@@ -26,6 +26,15 @@ def read_of(of: Session) -> Read:
     return read
 
 
+class TestEarly:
+    def test_acks_before_the_frame_are_kept_up_to_a_bound(self) -> None:
+        feed = session().join("c")
+        assert feed.wait_for_frame([(1, 2), (2, 5)])
+        assert feed.early == RangeSet([(1, 5)])
+        assert not feed.wait_for_frame([(seq, seq) for seq in range(7, 2007, 2)])
+        assert feed.early == RangeSet([(1, 5)])
+
+
 class TestLive:
     def test_the_next_event_is_pushed(self) -> None:
         of = session()

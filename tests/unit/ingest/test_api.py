@@ -418,7 +418,7 @@ async def test_openapi_describes_bodies_and_problems(client: Client) -> None:
     operation = document["paths"]["/v1/events"]["post"]
     assert operation["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Sends"}
     assert "application/problem+json" in operation["responses"]["default"]["content"]
-    assert {"Sends", "SendItem", "Create", "Results", "Page", "Conversation", "HttpProblem"} <= set(
+    assert {"Sends", "SendItem", "Create", "Results", "PageFields", "Conversation", "HttpProblem"} <= set(
         document["components"]["schemas"]
     )
     references = {part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}

@@ -33,7 +33,7 @@ def store() -> Store:
 
 @pytest.fixture
 async def cursors(store: Store) -> AsyncIterator[Cursors]:
-    made = Cursors(store)  # type: ignore[arg-type]
+    made = Cursors(store)
     task = asyncio.create_task(made.run())
     yield made
     task.cancel()

@@ -25,7 +25,7 @@ async def test_a_loop_may_end_once_told_to() -> None:
     stop = asyncio.Event()
     stop.set()
     await _never_ending("tail", ends(), stop)
-    task = asyncio.create_task(_never_ending("tail", asyncio.sleep(60), stop))  # type: ignore[arg-type]
+    task = asyncio.create_task(_never_ending("tail", asyncio.sleep(60), stop))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

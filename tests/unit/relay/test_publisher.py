@@ -72,7 +72,7 @@ class World:
         self.cursors = Cursors()
         self.publisher = Publisher(
             self.held,
-            self.cursors,  # type: ignore[arg-type]
+            self.cursors,
             timing=TIMING,
             bootstrap="",
             topics=Topics("t"),
@@ -121,7 +121,7 @@ def read(shard: HeldShard, *ids: int, topic: str = "events.v1") -> None:
         )
         for id_ in ids
     ]
-    shard.accept(shard.read_id, [Row(row) for row in rows], ids[-1])  # type: ignore[misc]
+    shard.accept(shard.read_id, [Row(row) for row in rows], ids[-1])
 
 
 class Row(dict[str, Any]):

@@ -35,19 +35,19 @@ def rows(*ids: int) -> list[tuple[int, int]]:
 
 def test_rows_of_an_older_position_are_dropped() -> None:
     held = shard()
-    held.accept(10, rows(11, 12), 12)  # type: ignore[arg-type]
+    held.accept(10, rows(11, 12), 12)
     held.rewind()
     assert (held.read_id, list(held.rows)) == (10, [])
-    held.accept(12, rows(13), 13)  # type: ignore[arg-type]
+    held.accept(12, rows(13), 13)
     assert (held.read_id, list(held.rows)) == (10, [])
-    held.accept(10, rows(11, 12), 12)  # type: ignore[arg-type]
+    held.accept(10, rows(11, 12), 12)
     assert held.read_id == 12
 
 
 def test_it_reads_on_once_half_of_the_last_read_is_gone() -> None:
     held = shard()
     assert held.has_room
-    held.accept(10, rows(11, 12, 13, 14), 14)  # type: ignore[arg-type]
+    held.accept(10, rows(11, 12, 13, 14), 14)
     assert not held.has_room
     held.rows.popleft()
     assert not held.has_room
@@ -59,7 +59,7 @@ def test_a_shard_that_has_ended_takes_nothing() -> None:
     for end in (HeldShard.leave, HeldShard.lose):
         held = shard()
         end(held)
-        held.accept(10, rows(11), 11)  # type: ignore[arg-type]
+        held.accept(10, rows(11), 11)
         assert held.ended
         assert not held.has_room
         assert not held.rows

@@ -73,17 +73,21 @@ class RangeSet:
         return RangeSet(out)
 
     def __sub__(self, other: RangeSet) -> RangeSet:
+        # Each cut is looked at once or twice: a client may ack in as many pieces as it likes.
         out: list[Pair] = []
+        cuts = other._pairs
+        at = max(0, bisect_right(cuts, (self._pairs[0][0], OPEN)) - 1) if self._pairs else 0
         for low, high in self._pairs:
             start = low
-            for cut_low, cut_high in other._pairs:
-                if cut_high < start:
-                    continue
-                if cut_low > high:
-                    break
-                if cut_low > start:
-                    out.append((start, cut_low - 1))
-                start = cut_high + 1
+            while at < len(cuts) and cuts[at][1] < start:
+                at += 1
+            while at < len(cuts) and cuts[at][0] <= high:
+                if cuts[at][0] > start:
+                    out.append((start, cuts[at][0] - 1))
+                start = cuts[at][1] + 1
+                if start > high:
+                    break  # it may reach into the next range, too
+                at += 1
             if start <= high:
                 out.append((start, high))
         return RangeSet(out)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from services.gateway.close import Close
 from services.gateway.listing import conversations_of, list_conversations, newest_first
-from services.gateway.metrics import CURSOR_BREAKS, PUSHES
+from services.gateway.metrics import CURSOR_BREAKS, IGNORED_ACKS, PUSHES
 from shared.clock import Backoff
 from shared.errors import UnavailableError
 from shared.ranges import EMPTY, OPEN, RangeSet
@@ -163,7 +163,7 @@ class Following:
                 connection.ack(feed, [(1, cursor)], listed.head)
         room = self._fanout.rooms[listed.conversation_id]
         if feed.early:
-            connection.ack(feed, feed.early, max(room.ackable, listed.as_of))
+            IGNORED_ACKS.inc(connection.ack(feed, feed.early, max(room.ackable, listed.as_of)))
             feed.early = EMPTY
         connection.session.loaded(feed, room.know(listed.as_of))
         self._wake.set()

@@ -20,7 +20,7 @@ from shared.clock import Backoff
 from shared.dead_letter import Graves
 from shared.kafka import ensure_fetching, partitions, reader
 from shared.logging import logger
-from shared.metrics import LOOP_ERRORS
+from shared.metrics import BAD_RECORDS, LOOP_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +62,7 @@ class Stream:
     ) -> None:
         self._bootstrap = bootstrap
         self._topic = topic
+        BAD_RECORDS.labels(topic)
         self._graves = Graves(bootstrap, topics.dead, client_id=f"{client_id}-dead")
         self._fanout = fanout
         self._client_id = client_id

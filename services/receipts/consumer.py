@@ -33,7 +33,7 @@ from shared.clock import Backoff
 from shared.errors import BadRequestError
 from shared.kafka import cluster_id, ensure_fetching, reader
 from shared.logging import logger
-from shared.metrics import LOOP_ERRORS
+from shared.metrics import BAD_RECORDS, LOOP_ERRORS
 from shared.postgres import RETRIABLE
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class AckConsumer:
     def __init__(self, settings: ReceiptsSettings, topic: str, group: str, store: Store, graves: Graves) -> None:
         self._settings = settings
         self._topic = topic
+        BAD_RECORDS.labels(topic)
         self._group = group
         self._store = store
         self._graves = graves

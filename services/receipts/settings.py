@@ -25,7 +25,7 @@ class ReceiptsSettings(Settings, PostgresSettings, KafkaSettings):
         0.5, gt=0, le=1, description="Share of unreadable acks over which the service stops and reports."
     )
     receipts_breaker_least: int = Field(
-        20, ge=1, description="Least number of unreadable acks before their share can stop the service."
+        100, ge=1, description="Least number of unreadable acks before their share can stop the service."
     )
     receipts_breaker_window: int = Field(1000, ge=1, description="How many of the last acks the share is taken of.")
     receipts_instance: str | None = Field(

@@ -47,6 +47,25 @@ async def test_a_direct_chat_is_one_however_concurrently_it_is_made(ingest: Inge
     assert {member["role"] for member in state["members"]} == {"member"}
 
 
+@pytest.mark.promise("protocol.3.create")
+@pytest.mark.parametrize(("kind", "members"), [("direct", ["ann", "eve"]), ("group", ["ann", "bob"])])
+async def test_what_stands_under_a_direct_chats_id_must_be_that_chat(
+    ingest: Ingest, database: Database, kind: str, members: list[str]
+) -> None:
+    id_ = direct_id("ann", "bob")
+    connection = await asyncpg.connect(database.owner_url)
+    await connection.execute(
+        "SELECT create_conversation($1, $2, $3, NULL, 'joined', 'ann', $4, '{}', '')",
+        id_,
+        partition_of(id_),
+        kind,
+        members,
+    )
+    await connection.close()
+    answer = await _create(ingest, "ann", kind="direct", members=["bob"])
+    assert (answer.status, answer.json["code"], answer.json["field"]) == (409, "conflict", "conversation_id")
+
+
 @pytest.mark.promise("protocol.3.create", "protocol.9.creation_event")
 async def test_the_creation_event(ingest: Ingest, database: Database) -> None:
     group = await ingest.create("ann", "bob", "bob", "ann", "cid", title="Plans")

@@ -3,7 +3,7 @@
 A session follows each of its conversations with a `Feed`. A feed is *live* while its position is the conversation's
 known head: then an event that comes from Kafka goes straight to the socket. Otherwise it is *behind*: the shell reads
 from Postgres above the position, as far as the window allows. Live push is only the fast case of catch-up, so nothing
-that is missed here is lost (design: a session is a set of cursors).
+that is missed here is lost.
 
 Times are seconds of a monotonic clock, given by the caller.
 """

@@ -242,7 +242,7 @@ async def test_redis_holds_who_is_connected_where(home: House, gateway: Gateway)
         async def is_there() -> bool:
             return await members() == [there]
 
-        await until(is_there, timeout=5, what="session in Redis")
+        await until(is_there, timeout=15, what="session in Redis")
         assert await client.zscore(key, there) > time.time()
         assert 0 < await client.ttl(key) <= 51
         await session.close()
@@ -250,7 +250,7 @@ async def test_redis_holds_who_is_connected_where(home: House, gateway: Gateway)
         async def is_gone() -> bool:
             return not await members()
 
-        await until(is_gone, timeout=5, what="no session in Redis")
+        await until(is_gone, timeout=15, what="no session in Redis")
 
 
 @pytest.mark.promise("I10", "protocol.6.health")

@@ -146,7 +146,7 @@ async def test_a_slow_hook_keeps_the_order_of_arrival(database: Database) -> Non
         group = await ingest.create("ann")
         hook.gate.clear()
         first = asyncio.create_task(ingest.sent("ann", group, body={"text": "slow"}))
-        await until(lambda: hook.asked, timeout=5, what="the hook is asked")
+        await until(lambda: hook.asked, timeout=15, what="the hook is asked")
         second = asyncio.create_task(ingest.sent("bot", group, scope="service", type="system"))
         await asyncio.wait([second], timeout=0.2)
         assert not second.done()
@@ -160,7 +160,7 @@ async def test_no_transaction_is_open_while_the_hook_is_asked(database: Database
         group = await ingest.create("ann")
         hook.gate.clear()
         sending = asyncio.create_task(ingest.sent("ann", group))
-        await until(lambda: hook.asked, timeout=5, what="the hook is asked")
+        await until(lambda: hook.asked, timeout=15, what="the hook is asked")
         owner = await asyncpg.connect(database.owner_url)
         states = await owner.fetch(
             "SELECT DISTINCT state FROM pg_stat_activity WHERE datname = $1 AND usename = 'waybill_ingest'",

@@ -49,7 +49,7 @@ async def test_killed_between_insert_and_commit(
         acknowledged = await first.sent("ann", group, client_msg_id="acknowledged")
         transaction = await _hold(owner, group)
         sending = asyncio.create_task(first.send("ann", group, client_msg_id="in-flight"))
-        backend = await until(lambda: _waiting(owner), timeout=3, what="the send waits for its shard")
+        backend = await until(lambda: _waiting(owner), timeout=15, what="the send waits for its shard")
         first.kill()
         with pytest.raises(Exception):  # noqa: B017, PT011 - how a killed server looks depends on the client
             await sending
@@ -73,7 +73,7 @@ async def test_nothing_is_acknowledged_while_it_can_roll_back(database: Database
         group = await ingest.create("ann")
         transaction = await _hold(owner, group)
         sending = asyncio.create_task(ingest.send("ann", group))
-        backend = await until(lambda: _waiting(owner), timeout=3, what="the send waits for its shard")
+        backend = await until(lambda: _waiting(owner), timeout=15, what="the send waits for its shard")
         assert not sending.done()
         await owner.execute("SELECT pg_terminate_backend($1, 3000)", backend)
         await transaction.rollback()
@@ -89,7 +89,7 @@ async def test_a_paused_process_does_not_stop_another(database: Database, owner:
         group = await paused.create("ann")
         transaction = await _hold(owner, group)
         sending = asyncio.create_task(paused.send("ann", group, client_msg_id="paused"))
-        await until(lambda: _waiting(owner), timeout=3, what="the send waits for its shard")
+        await until(lambda: _waiting(owner), timeout=15, what="the send waits for its shard")
         paused.pause()
         await transaction.rollback()
         sent = await asyncio.wait_for(other.sent("ann", group), 2)
@@ -104,7 +104,7 @@ async def test_sigterm_finishes_what_was_accepted(database: Database, owner: asy
         group = await ingest.create("ann")
         transaction = await _hold(owner, group)
         sending = asyncio.create_task(ingest.send("ann", group))
-        await until(lambda: _waiting(owner), timeout=3, what="the send waits for its shard")
+        await until(lambda: _waiting(owner), timeout=15, what="the send waits for its shard")
         ingest.process.terminate()
         async with ingest.session.get(f"{ingest.private_url}/readyz") as answer:
             assert answer.status == 503
@@ -171,7 +171,7 @@ async def test_a_full_queue_answers_503_with_a_delay(database: Database, owner: 
         transaction = await _hold(owner, group)
         events = [{"conversation_id": group, "client_msg_id": str(n), "body": {}} for n in range(500)]
         sending = asyncio.create_task(ingest.send_all("ann", events))
-        await until(lambda: _waiting(owner), timeout=3, what="the sends wait for their shard")
+        await until(lambda: _waiting(owner), timeout=15, what="the sends wait for their shard")
         refused = await _refused(ingest, group)
         assert refused == ("unavailable", True)
         await transaction.rollback()

@@ -205,7 +205,8 @@ async def test_what_the_broker_refuses_stops_only_its_shard(
     relay = fleet.start()
 
     async def sent() -> bool:
-        return ids_of(await all_records(stores.kafka, [small.name])) == [str(fine)]
+        # More than once is allowed: the refused batch ends the client that both were handed to.
+        return set(ids_of(await all_records(stores.kafka, [small.name]))) == {str(fine)}
 
     await until(sent, timeout=60, what="the row that the broker takes")
     [logged] = await until(
@@ -238,14 +239,18 @@ async def test_without_its_topics_a_relay_waits_and_says_so(
     await admin.start()
     try:
         await admin.delete_topics([relay_topics.receipts])
+
+        async def gone() -> bool:
+            return relay_topics.receipts not in await admin.list_topics()
+
+        await until(gone, timeout=30, what="the end of the topic")
         await add(owner_db, 1)
         relay = fleet.start()
 
-        async def failing() -> dict[str, str]:
-            return ((await relay.readyz()) or {"failing": {}})["failing"]
+        async def names_kafka() -> bool:
+            return "kafka" in ((await relay.readyz()) or {"failing": {}})["failing"]
 
-        told = await until(failing, timeout=60, what="readyz that fails")
-        assert "kafka" in told
+        await until(names_kafka, timeout=60, what="readyz that names Kafka")
         await admin.create_topics([NewTopic(relay_topics.receipts, PARTITIONS, 1)])
         await drained(owner_db, timeout=60)
         await relay.ready()

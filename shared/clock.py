@@ -1,8 +1,17 @@
-"""Waiting and chance in one place."""
+"""Times as they are written, waiting and chance in one place."""
 
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+
+def wire_time(at: datetime) -> str:
+    """A time in UTC as the protocol writes it: RFC 3339 with microseconds."""
+    return at.isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 class Backoff:

@@ -12,7 +12,7 @@ import msgspec
 from aiokafka.errors import KafkaError
 
 from services.gateway.metrics import ACKS_WAITING
-from shared.clock import Backoff
+from shared.clock import Backoff, wire_time
 from shared.contracts.frames import MAX_RANGES
 from shared.errors import UnavailableError
 from shared.kafka import partition_of, producer
@@ -189,7 +189,7 @@ class Acks:
         self._flushed.set()
 
     async def _produce(self, made: AIOKafkaProducer, taken: Waiting) -> None:
-        at = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        at = wire_time(datetime.now(UTC))
         confirmations: list[asyncio.Future[object]] = []
         for key, value in taken.records():
             value["at"] = at

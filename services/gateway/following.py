@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from services.gateway.close import Close
 from services.gateway.listing import conversations_of, list_conversations, newest_first
 from services.gateway.metrics import CURSOR_BREAKS, IGNORED_ACKS, PUSHES
-from shared.clock import Backoff
+from shared.clock import Backoff, wire_time
 from shared.errors import UnavailableError
 from shared.ranges import EMPTY, OPEN, RangeSet
 
@@ -107,7 +107,7 @@ class Following:
             "session_id": connection.session_id,
             "user_id": connection.user_id,
             "device_id": connection.device_id,
-            "server_time": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            "server_time": wire_time(datetime.now(UTC)),
             "limits": {
                 "frame_bytes": settings.gateway_frame_bytes,
                 "window": settings.gateway_window,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from services.gateway.acks import Device, Mark
 from services.gateway.close import Close
 from services.gateway.metrics import IGNORED_ACKS
+from shared.clock import wire_time
 from shared.contracts import frames
 from shared.errors import (
     BadRequestError,
@@ -76,7 +77,7 @@ async def _answer(connection: Connection, frame: frames.Known) -> None:
         case frames.Token():
             await _token(connection, frame)
         case frames.Ping():
-            now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+            now = wire_time(datetime.now(UTC))
             rid = {} if frame.rid is None else {"rid": frame.rid}
             connection.say({"t": "pong", **rid, "server_time": now})
         case frames.Hello():

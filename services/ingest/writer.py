@@ -8,13 +8,13 @@ import asyncpg
 import msgspec
 
 from services.ingest.admission import refusal
+from shared.clock import wire_time
 from shared.errors import TimedOutError, WaybillError
 from shared.postgres import unavailable_if_away
 from shared.statements import statements
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
     from uuid import UUID
 
     from services.ingest.admission import Send
@@ -110,8 +110,3 @@ def _answer(send: Send, row: Record) -> Answer:
         created_at=wire_time(row["created_at"]),
         duplicate=outcome == "duplicate",
     )
-
-
-def wire_time(at: datetime) -> str:
-    """A time that the store gave, which is in UTC, as the protocol writes it."""
-    return at.isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"

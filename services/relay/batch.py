@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
+from shared.clock import wire_time
 from shared.kafka import MAX_RECORD_BYTES
 
 if TYPE_CHECKING:
@@ -134,4 +135,4 @@ def _constant(name: str, text: str) -> Header:
 @lru_cache(maxsize=256)
 def _time(at: datetime) -> Header:
     # A group commit gives all its rows one time, so most of these are found.
-    return "ce_time", at.isoformat(timespec="microseconds").replace("+00:00", "Z").encode()
+    return "ce_time", wire_time(at).encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
+from uuid import UUID
 
 from shared.clock import wire_time
 from shared.kafka import MAX_RECORD_BYTES
@@ -13,11 +14,12 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Collection
     from datetime import datetime
-    from uuid import UUID
 
     from shared.postgres import Record
 
 Header = tuple[str, bytes]
+Queue = tuple[UUID, str]
+"""A conversation and a topic: what is parked together."""
 
 _SPEC_VERSION: Header = ("ce_specversion", b"1.0")
 _CONTENT_TYPE: Header = ("content-type", b"application/json")
@@ -56,7 +58,7 @@ class Refused:
 
 @dataclass(slots=True)
 class Batch:
-    """Rows up to ``to_id``, a part per topic.
+    """Rows up to ``to_id``, a part per topic; ``waiting`` are those among them whose conversation and topic are parked.
 
     Of the row after them: ``refused``, if it can't be published; ``unknown``, its topic, if that is not known yet.
     """
@@ -64,14 +66,21 @@ class Batch:
     to_id: int = 0
     rows: int = 0
     parts: dict[str, Part] = field(default_factory=dict)
+    waiting: list[Record] = field(default_factory=list)
     refused: Refused | None = None
     unknown: str | None = None
 
 
-def build(rows: deque[Record], at_most: int, new_builder: Callable[[], Builder], known: Collection[str]) -> Batch:
+def build(
+    rows: deque[Record],
+    at_most: int,
+    new_builder: Callable[[], Builder],
+    known: Collection[str],
+    parked: Collection[Queue] = (),
+) -> Batch:
     """Move rows from the front of ``rows`` into a batch, until it is full or the next row can't join it.
 
-    ``known`` are topics that are surely there.
+    ``known`` are topics that are surely there, ``parked`` the queues behind whose rows others wait.
     A row is `(shard, id, conversation_id, seq, event_id, topic, type, source, headers, payload, created_at)`.
     """
     batch = Batch()
@@ -88,6 +97,12 @@ def build(rows: deque[Record], at_most: int, new_builder: Callable[[], Builder],
     created_at: datetime
     while rows and batch.rows < at_most:
         _, id_, conversation_id, seq, event_id, topic, type_, source, further, payload, created_at = rows[0]
+        if parked and (conversation_id, topic) in parked:
+            if len(batch.waiting) == at_most:
+                break
+            batch.waiting.append(rows.popleft())
+            batch.to_id = id_
+            continue
         part = parts.get(topic)
         fresh = part is None
         if part is None:

@@ -1,5 +1,6 @@
 import uuid
 from collections import deque
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,7 +9,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.memory_records import MemoryRecords
 
-from services.relay.batch import Batch, Part, build
+from services.relay.batch import Batch, Part, Queue, build
 from shared.kafka import MAX_RECORD_BYTES
 
 KNOWN = ("events.v1", "receipts.v1")
@@ -38,10 +39,10 @@ def builder() -> BatchBuilder:
     return BatchBuilder(MAX_RECORD_BYTES, 0)
 
 
-def built(*rows: tuple[Any, ...], at_most: int = 100) -> tuple[Batch, list[int]]:
+def built(*rows: tuple[Any, ...], at_most: int = 100, parked: Collection[Queue] = ()) -> tuple[Batch, list[int]]:
     """The batch, and the ids of the rows that are left."""
     waiting: deque[Any] = deque(rows)
-    batch = build(waiting, at_most, builder, KNOWN)
+    batch = build(waiting, at_most, builder, KNOWN, parked)
     return batch, [left[1] for left in waiting]
 
 
@@ -126,3 +127,19 @@ def test_a_topic_that_is_not_known_ends_the_batch() -> None:
 def test_nothing_to_build() -> None:
     batch, _ = built()
     assert (batch.rows, batch.parts) == (0, {})
+
+
+def test_rows_of_a_parked_conversation_and_topic_wait_and_others_pass() -> None:
+    other = uuid.uuid4()
+    batch, left = built(
+        row(1), row(2, topic="receipts.v1"), row(3, conversation_id=other), row(4), parked={(CONVERSATION, "events.v1")}
+    )
+    assert left == []
+    assert [waiting[1] for waiting in batch.waiting] == [1, 4]
+    assert (batch.to_id, batch.rows) == (4, 2)
+    assert {part.topic: part.rows for part in batch.parts.values()} == {"events.v1": 1, "receipts.v1": 1}
+
+
+def test_waiting_rows_are_bounded_like_those_that_leave() -> None:
+    batch, left = built(row(1), row(2), row(3), at_most=2, parked={(CONVERSATION, "events.v1")})
+    assert ([waiting[1] for waiting in batch.waiting], batch.to_id, left) == ([1, 2], 2, [3])

@@ -152,6 +152,13 @@ class Writer:
         self._turn = 0
         self.last_seq: dict[str, int] = defaultdict(int)
 
+    async def write_one(self, **changes: Any) -> int:
+        """The next row of the first conversation, with these columns; returns its id."""
+        number = self._conversations[0]
+        key = str(conversation(number))
+        self.last_seq[key] += 1
+        return await add(self._connection, number, seq=self.last_seq[key], **changes)
+
     async def write(self, rows: int) -> None:
         """One transaction of so many rows, each conversation in turn."""
         shards, ids, seqs = [], [], []
@@ -166,6 +173,45 @@ class Writer:
         async with self._connection.transaction():
             await self._connection.execute("SELECT lock_outbox_shards($1)", shards)
             await self._connection.execute(_INSERT, shards, ids, seqs)
+
+
+async def add(db: asyncpg.Connection, number: int, **changes: Any) -> int:
+    """One row of conversation `number`; returns its id."""
+    row = {
+        "seq": 1,
+        "event_id": uuid.uuid4(),
+        "topic": "events.v1",
+        "type": "waybill.event.message",
+        "source": "/waybill/ingest",
+        "headers": [],
+        "payload": b'{"t":"event"}',
+        **changes,
+    }
+    async with db.transaction():
+        await db.execute("SELECT lock_outbox_shards($1)", [shard_of(number)])
+        return int(
+            await db.fetchval(
+                "INSERT INTO outbox (shard, conversation_id, seq, event_id, topic, type, source, headers, payload, "
+                "created_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, now()) RETURNING id",
+                shard_of(number),
+                conversation(number),
+                *row.values(),
+            )
+        )
+
+
+def ids_of(records: Sequence[ConsumerRecord[bytes, bytes]]) -> list[str]:
+    return [dict(record.headers)["ce_id"].decode() for record in records]
+
+
+def same_shard(number: int) -> int:
+    """Another conversation of its shard."""
+    return next(n for n in range(number + 1, number + 5000) if shard_of(n) == shard_of(number))
+
+
+def other_shard(number: int) -> int:
+    """A conversation of another shard."""
+    return next(n for n in range(number + 1, number + 1000) if shard_of(n) != shard_of(number))
 
 
 async def all_records(kafka: str, names: Sequence[str]) -> list[ConsumerRecord[bytes, bytes]]:

@@ -66,6 +66,8 @@ CREATE TABLE dead_letter (
 CREATE INDEX dead_letter_open ON dead_letter (shard, died_at, dead_id) WHERE state IN ('dead', 'retrying');
 CREATE INDEX dead_letter_by_conversation ON dead_letter (conversation_id, topic, outbox_id);
 CREATE INDEX dead_letter_by_event ON dead_letter (event_id);
+CREATE INDEX dead_letter_by_death ON dead_letter (died_at, dead_id);
+CREATE INDEX dead_letter_redriven ON dead_letter (redriven_at) WHERE redriven_at IS NOT NULL;
 CREATE VIEW outbox_dead AS SELECT * FROM dead_letter WHERE origin = 'outbox';
 
 -- Who did what to a dead letter, and why.
@@ -104,6 +106,7 @@ CREATE FUNCTION park_rows(
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_cursor bigint;
+    v_dead bigint[];
 BEGIN
     SELECT cursor_id INTO v_cursor FROM outbox_shard
     WHERE shard = p_shard AND owner = p_owner AND epoch = p_epoch AND cursor_id <= p_to_id
@@ -132,16 +135,21 @@ BEGIN
     WHERE t.error IS NOT NULL
     ON CONFLICT (shard, id, attempt) DO NOTHING;
 
-    PERFORM bury_parked(p_shard, ARRAY(SELECT t.id FROM unnest(p_ids, p_outcomes) AS t (id, outcome) WHERE t.outcome = 'dead'));
+    v_dead := ARRAY(SELECT t.id FROM unnest(p_ids, p_outcomes) AS t (id, outcome) WHERE t.outcome = 'dead');
+    IF cardinality(v_dead) > 0 THEN
+        PERFORM bury_parked(p_shard, v_dead);
+        -- Nothing waits behind them.
+        UPDATE dead_letter SET passed = true WHERE shard = p_shard AND outbox_id = ANY (v_dead);
+    END IF;
     RETURN true;
 END $$;
 
 -- Writes down what became of open rows of one queue ('sent', 'failed' or 'dead'); the first row that is left is due at
--- once unless it waits for its own time. Returns how many are left, or null if another relay holds the shard by now:
--- nothing is changed then.
+-- once unless it waits for its own time. p_attempts: how often each had been tried before, so that what is told twice
+-- counts once. Returns how many are left, or null if another relay holds the shard by now: nothing is changed then.
 CREATE FUNCTION settle_parked(
     p_owner text, p_epoch bigint, p_shard smallint, p_conversation uuid, p_topic text,
-    p_ids bigint[], p_outcomes text[], p_offsets bigint[], p_errors text[], p_waits_ms bigint[]
+    p_ids bigint[], p_attempts int[], p_outcomes text[], p_offsets bigint[], p_errors text[], p_waits_ms bigint[]
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_left bigint;
@@ -154,8 +162,10 @@ BEGIN
 
     INSERT INTO outbox_attempt (shard, id, attempt, error, owner, epoch)
     SELECT p_shard, t.id, p.attempts + 1, t.error, p_owner, p_epoch
-    FROM unnest(p_ids, p_errors) AS t (id, error)
-    JOIN outbox_parked AS p ON p.shard = p_shard AND p.id = t.id AND p.state IN ('waiting', 'failed');
+    FROM unnest(p_ids, p_attempts, p_errors) AS t (id, attempts, error)
+    JOIN outbox_parked AS p
+        ON p.shard = p_shard AND p.id = t.id AND p.attempts = t.attempts AND p.state IN ('waiting', 'failed')
+    ON CONFLICT (shard, id, attempt) DO NOTHING;
 
     UPDATE outbox_parked AS p
     SET state = t.outcome,
@@ -163,8 +173,8 @@ BEGIN
         kafka_offset = t.kafka_offset,
         retry_at = CASE t.outcome WHEN 'failed' THEN clock_timestamp() + t.wait_ms * interval '1 millisecond' END,
         settled_at = CASE t.outcome WHEN 'failed' THEN NULL ELSE clock_timestamp() END
-    FROM unnest(p_ids, p_outcomes, p_offsets, p_waits_ms) AS t (id, outcome, kafka_offset, wait_ms)
-    WHERE p.shard = p_shard AND p.id = t.id AND p.state IN ('waiting', 'failed');
+    FROM unnest(p_ids, p_attempts, p_outcomes, p_offsets, p_waits_ms) AS t (id, attempts, outcome, kafka_offset, wait_ms)
+    WHERE p.shard = p_shard AND p.id = t.id AND p.attempts = t.attempts AND p.state IN ('waiting', 'failed');
 
     PERFORM bury_parked(p_shard, ARRAY(SELECT t.id FROM unnest(p_ids, p_outcomes) AS t (id, outcome) WHERE t.outcome = 'dead'));
 
@@ -212,7 +222,8 @@ BEGIN
     RETURN true;
 END $$;
 
--- Publishes a shard again from an id on. Whoever holds the shard is fenced and reads it anew; what was noted of rows from
+-- Publishes a shard again from an id on. The shard is free then, so that whoever held it is fenced and reads it
+-- anew; what was noted of rows from
 -- there on is forgotten, since it is about to happen again. Returns the cursor before. Errors: 'P0001' with what is wrong.
 CREATE FUNCTION rewind_shard(p_shard smallint, p_id bigint, p_who text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -231,11 +242,12 @@ BEGIN
     IF v_first IS NULL OR p_id < v_first THEN
         RAISE EXCEPTION 'the outbox of shard % begins at id %', p_shard, v_first;
     END IF;
-    UPDATE outbox_shard SET cursor_id = p_id - 1, epoch = epoch + 1 WHERE shard = p_shard;
+    UPDATE outbox_shard SET cursor_id = p_id - 1, owner = NULL, lease_until = NULL WHERE shard = p_shard;
 
     DELETE FROM outbox_delivery WHERE shard = p_shard AND from_id >= p_id;
     UPDATE outbox_delivery SET to_id = p_id - 1 WHERE shard = p_shard AND to_id >= p_id;
     DELETE FROM outbox_parked WHERE shard = p_shard AND id >= p_id;
+    DELETE FROM outbox_attempt WHERE shard = p_shard AND id >= p_id;
     WITH again AS (
         UPDATE dead_letter SET state = 'rewound', settled_at = clock_timestamp()
         WHERE shard = p_shard AND outbox_id >= p_id AND state IN ('dead', 'retrying')
@@ -245,17 +257,45 @@ BEGIN
     RETURN v_cursor;
 END $$;
 
--- Lets a stopped shard go on; whether it stood still. Whoever holds it is fenced and begins anew.
+-- Lets a stopped shard go on; whether it stood still. It is free then, so that whoever held it begins anew.
 CREATE FUNCTION resume_shard(p_shard smallint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 BEGIN
-    UPDATE outbox_shard SET stopped_at = NULL, stopped_reason = NULL, epoch = epoch + 1
+    UPDATE outbox_shard SET stopped_at = NULL, stopped_reason = NULL, owner = NULL, lease_until = NULL
     WHERE shard = p_shard AND stopped_reason IS NOT NULL;
     RETURN FOUND;
 END $$;
 
-REVOKE EXECUTE ON FUNCTION bury_parked, park_rows, settle_parked, settle_letter, rewind_shard, resume_shard FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION bury_parked, park_rows, settle_parked, settle_letter TO waybill_relay;
+-- Asks for dead letters to be tried again, the oldest first, each once since p_since and at most p_cap of them since then.
+-- Returns how many. The lock keeps several relays from counting at the same time.
+CREATE FUNCTION redrive_letters(p_since timestamptz, p_cap int, p_who text) RETURNS int LANGUAGE plpgsql AS $$
+DECLARE
+    v_count int;
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtext('waybill redrive'));
+    WITH picked AS (
+        SELECT dead_id FROM dead_letter
+        WHERE state = 'dead' AND origin = 'outbox' AND died_at < p_since AND (redriven_at IS NULL OR redriven_at < p_since)
+        ORDER BY died_at, dead_id
+        LIMIT greatest(0, p_cap - (SELECT count(*) FROM dead_letter WHERE redriven_at >= p_since))
+    ), locked AS (
+        SELECT d.dead_id FROM dead_letter AS d JOIN picked ON picked.dead_id = d.dead_id
+        WHERE d.state = 'dead'
+        ORDER BY d.dead_id
+        FOR UPDATE OF d
+    ), asked AS (
+        UPDATE dead_letter AS d SET state = 'retrying', redriven_at = clock_timestamp()
+        FROM locked WHERE d.dead_id = locked.dead_id
+        RETURNING d.dead_id
+    )
+    INSERT INTO dead_letter_action (dead_id, action, who) SELECT dead_id, 'redrive', p_who FROM asked;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;
+
+REVOKE EXECUTE ON FUNCTION bury_parked, park_rows, settle_parked, settle_letter, redrive_letters, rewind_shard, resume_shard
+FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION bury_parked, park_rows, settle_parked, settle_letter, redrive_letters TO waybill_relay;
 GRANT EXECUTE ON FUNCTION rewind_shard, resume_shard TO waybill_console;
 
 GRANT SELECT, INSERT, UPDATE ON outbox_parked TO waybill_relay;
@@ -266,5 +306,12 @@ GRANT INSERT ON dead_letter_action TO waybill_relay;
 GRANT SELECT ON outbox_parked, outbox_attempt, dead_letter, outbox_dead, dead_letter_action TO waybill_console;
 GRANT UPDATE (state, settled_at) ON dead_letter TO waybill_console;
 GRANT INSERT ON dead_letter_action TO waybill_console;
+
+-- People's commands write now: one that hangs must not keep a letter or a shard from the relay.
+ALTER ROLE waybill_console SET statement_timeout = '30s';
+ALTER ROLE waybill_console SET lock_timeout = '3s';
+ALTER ROLE waybill_console SET transaction_timeout = '30s';
+ALTER ROLE waybill_console SET idle_in_transaction_session_timeout = '3s';
+ALTER ROLE waybill_console SET tcp_user_timeout = '5s';
 
 -- migrate:down

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
@@ -13,7 +14,6 @@ from shared.kafka import MAX_RECORD_BYTES
 if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Collection
-    from datetime import datetime
 
     from shared.postgres import Record
 
@@ -23,6 +23,8 @@ Queue = tuple[UUID, str]
 
 _SPEC_VERSION: Header = ("ce_specversion", b"1.0")
 _CONTENT_TYPE: Header = ("content-type", b"application/json")
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+"""Postgres' own."""
 
 
 class Builder(Protocol):
@@ -81,10 +83,13 @@ def build(
     """Move rows from the front of ``rows`` into a batch, until it is full or the next row can't join it.
 
     ``known`` are topics that are surely there, ``parked`` the queues behind whose rows others wait.
-    A row is `(shard, id, conversation_id, seq, event_id, topic, type, source, headers, payload, created_at)`.
+    A row is `(shard, id, conversation_id, seq, event_id, topic, type, source, headers, payload, created_at)`, in which
+    ``headers`` may be None and ``created_at`` is as Postgres sends it (`timestamptz_send`).
     """
     batch = Batch()
-    parts = batch.parts
+    part: Part | None = None
+    ce_type = ce_source = _SPEC_VERSION
+    last_topic = last_type = last_source = None
     id_: int
     conversation_id: UUID
     seq: int | None
@@ -92,9 +97,9 @@ def build(
     topic: str
     type_: str
     source: str
-    further: list[str]
+    further: list[str] | None
     payload: bytes
-    created_at: datetime
+    created_at: bytes
     while rows and batch.rows < at_most:
         _, id_, conversation_id, seq, event_id, topic, type_, source, further, payload, created_at = rows[0]
         if parked and (conversation_id, topic) in parked:
@@ -103,20 +108,26 @@ def build(
             batch.waiting.append(rows.popleft())
             batch.to_id = id_
             continue
-        part = parts.get(topic)
+        if topic != last_topic:
+            part, last_topic = batch.parts.get(topic), topic
         fresh = part is None
         if part is None:
             if topic not in known:
                 batch.unknown = topic
                 break
             part = Part(topic, new_builder(), id_, id_, str(event_id))
-        key = str(conversation_id).encode()
         try:
+            # Most rows are like the one before them, and comparing is cheaper than writing anew.
+            if type_ != last_type:
+                ce_type, last_type = ("ce_type", type_.encode()), type_
+            if source != last_source:
+                ce_source, last_source = ("ce_source", source.encode()), source
+            key = str(conversation_id).encode()
             headers = [
                 _SPEC_VERSION,
                 ("ce_id", str(event_id).encode()),
-                _constant("ce_source", source),
-                _constant("ce_type", type_),
+                ce_source,
+                ce_type,
                 ("ce_subject", key),
                 _time(created_at),
                 _CONTENT_TYPE,
@@ -134,7 +145,7 @@ def build(
             if (size := part.builder.size()) > MAX_RECORD_BYTES:
                 batch.refused = Refused(id_, str(event_id), f"too large: {size} of {MAX_RECORD_BYTES} bytes")
                 break
-            parts[topic] = part
+            batch.parts[topic] = part
         part.to_id = batch.to_id = id_
         part.rows += 1
         batch.rows += 1
@@ -142,12 +153,7 @@ def build(
     return batch
 
 
-@lru_cache(maxsize=256)
-def _constant(name: str, text: str) -> Header:
-    return name, text.encode()
-
-
-@lru_cache(maxsize=256)
-def _time(at: datetime) -> Header:
-    # A group commit gives all its rows one time, so most of these are found.
-    return "ce_time", wire_time(at).encode()
+@lru_cache(maxsize=4096)
+def _time(sent: bytes) -> Header:
+    # A group commit gives all its rows one time, over many shards, so most of these are found.
+    return "ce_time", wire_time(_EPOCH + timedelta(microseconds=int.from_bytes(sent, signed=True))).encode()

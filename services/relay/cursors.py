@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from services.relay.metrics import FENCED_WRITES
-from services.relay.shards import Delivery, Move
+from services.relay.shards import Delivery, Move, Park
 from shared.clock import Backoff
 from shared.logging import logger
 from shared.metrics import LOOP_ERRORS
@@ -33,11 +33,13 @@ class _Pending:
         self.shard = shard
         self.to_id = 0
         self.deliveries: list[tuple[Delivery, int]] = []
+        self.parks: list[Park] = []
 
-    def add(self, to_id: int, placed: Sequence[tuple[Delivery, int]]) -> None:
+    def add(self, to_id: int, placed: Sequence[tuple[Delivery, int]], parks: Sequence[Park]) -> None:
         self.to_id = to_id
         for delivery, rows in placed:
             self._add(delivery, rows)
+        self.parks += parks
 
     def _add(self, new: Delivery, rows: int) -> None:
         # Batches that lie end to end in Kafka are one delivery: rank counts on.
@@ -48,7 +50,9 @@ class _Pending:
         self.deliveries.append((new, rows))
 
     def move(self) -> Move:
-        return Move(self.shard.number, self.shard.epoch, self.to_id, [delivery for delivery, _ in self.deliveries])
+        return Move(
+            self.shard.number, self.shard.epoch, self.to_id, [delivery for delivery, _ in self.deliveries], self.parks
+        )
 
 
 class Cursors:
@@ -61,12 +65,14 @@ class Cursors:
         self._more = asyncio.Event()
         self._wrote = asyncio.Event()
 
-    def moved(self, shard: HeldShard, to_id: int, placed: Sequence[tuple[Delivery, int]]) -> None:
-        """Rows up to ``to_id`` are in Kafka; ``placed`` are the deliveries, each with its number of rows."""
+    def moved(
+        self, shard: HeldShard, to_id: int, placed: Sequence[tuple[Delivery, int]], parks: Sequence[Park] = ()
+    ) -> None:
+        """Rows up to ``to_id`` are in Kafka or parked; ``placed`` are deliveries, each with its number of rows."""
         pending = self._pending.get(shard.number)
         if pending is None or pending.shard is not shard:
             pending = self._pending[shard.number] = _Pending(shard)
-        pending.add(to_id, placed)
+        pending.add(to_id, placed, parks)
         self._more.set()
 
     async def flush(self, shards: Sequence[HeldShard], timeout_s: float) -> bool:
@@ -107,7 +113,11 @@ class Cursors:
 
     async def _store_all(self, pending: dict[int, _Pending]) -> None:
         moves = [one.move() for one in pending.values() if not one.shard.lost]
-        fenced = await self._store.advance(moves) if moves else set()
+        straight = [move for move in moves if not move.parks]
+        fenced = await self._store.advance(straight) if straight else set()
+        for move in moves:
+            if move.parks and not await self._store.park(move):
+                fenced.add((move.shard, move.epoch))
         for number, _ in fenced:
             FENCED_WRITES.inc()
             pending[number].shard.lose()
@@ -123,6 +133,6 @@ class Cursors:
             if new is None:
                 self._pending[number] = old
             elif new.shard is old.shard:
-                old.add(new.to_id, new.deliveries)
+                old.add(new.to_id, new.deliveries, new.parks)
                 self._pending[number] = old
         self._more.set()

@@ -14,6 +14,7 @@ from shared.metrics import LOOP_ERRORS
 from shared.postgres import RETRIABLE
 
 if TYPE_CHECKING:
+    from services.relay.breaker import Limits
     from services.relay.cursors import Cursors
     from services.relay.lease import Timing
     from services.relay.publisher import Publisher
@@ -35,6 +36,7 @@ class Holder:
         cursors: Cursors,
         *,
         timing: Timing,
+        limits: Limits,
         owner: str,
     ) -> None:
         self._store = store
@@ -42,6 +44,7 @@ class Holder:
         self._publisher = publisher
         self._cursors = cursors
         self._timing = timing
+        self._limits = limits
         self._owner = owner
         self._renewed_at = float("-inf")
         self._trusted_until = float("-inf")
@@ -118,7 +121,7 @@ class Holder:
 
     def _hold(self, taken: list[Taken], sent_at: float) -> None:
         for one in taken:
-            shard = self._held[one.shard] = HeldShard(one, self._timing.trusted_until(sent_at))
+            shard = self._held[one.shard] = HeldShard(one, self._timing.trusted_until(sent_at), self._limits)
             self._publisher.start(shard)
         if taken:
             LEASE_CHANGES.labels("taken").inc(len(taken))
@@ -155,6 +158,6 @@ class Holder:
     def _remove(self, shard: HeldShard) -> None:
         if self._held.get(shard.number) is shard:
             del self._held[shard.number]
-            if shard.refused is not None:
+            if shard.stopped is not None:
                 STOPPED_SHARDS.dec()
         SHARDS_HELD.set(len(self._held))

@@ -7,8 +7,11 @@ import functools
 from typing import TYPE_CHECKING
 
 from services.relay.cursors import Cursors
+from services.relay.due import Due
 from services.relay.holder import Holder
+from services.relay.parking import ParkingStore
 from services.relay.publisher import Publisher
+from services.relay.redrive import Redrive
 from services.relay.settings import RelaySettings
 from services.relay.shards import ShardStore
 from services.relay.tail import Backlog, Tail
@@ -36,13 +39,17 @@ class Relay:
         self._pool = pool
         self._unsent_limit_s = settings.relay_unsent_limit_ms / 1000
         self._grace_s = min(_GRACE_S, settings.timing.longest_s)
+        self._enabled = settings.relay_enabled
         timing, owner = settings.timing, settings.relay_owner
         self._held: dict[int, HeldShard] = {}
         self._cursors = Cursors(ShardStore(pool, owner, timing.lease_s))
+        parking = ParkingStore(pool, owner)
         self._publisher = Publisher(
             self._held,
             self._cursors,
+            parking,
             timing=timing,
+            retries=settings.retries,
             bootstrap=settings.kafka_bootstrap,
             topics=Topics(settings.topic_prefix),
             batch_size=settings.relay_batch_size,
@@ -55,8 +62,18 @@ class Relay:
             longest_wait_s=settings.relay_fixed_delay_ms / 1000,
         )
         self._backlog = Backlog(pool)
+        self._due = Due(parking, self._held)
+        self._redrive = Redrive(parking, settings.redrive, settings.relay_redrive_cap) if settings.redrive else None
         leases_store = ShardStore(leases, owner, timing.lease_s)
-        self._holder = Holder(leases_store, self._held, self._publisher, self._cursors, timing=timing, owner=owner)
+        self._holder = Holder(
+            leases_store,
+            self._held,
+            self._publisher,
+            self._cursors,
+            timing=timing,
+            limits=settings.limits,
+            owner=owner,
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Relay until ``stop`` is set; then finish what is under way and give the shards back, within seconds."""
@@ -65,9 +82,16 @@ class Relay:
             def start(name: str, loop: Coroutine[None, None, None]) -> asyncio.Task[None]:
                 return group.create_task(_never_ending(name, loop, stop), name=name)
 
+            background = [start("backlog", self._backlog.run())]
+            if not self._enabled:
+                await stop.wait()
+                background[0].cancel()
+                return
             holder, tail = start("leases", self._holder.run()), start("tail", self._tail.run())
-            publisher, backlog = start("publish", self._publisher.run()), start("backlog", self._backlog.run())
-            cursors = start("cursors", self._cursors.run())
+            publisher, cursors = start("publish", self._publisher.run()), start("cursors", self._cursors.run())
+            background.append(start("due", self._due.run()))
+            if self._redrive is not None:
+                background.append(start("redrive", self._redrive.run()))
             await stop.wait()
             tail.cancel()
             holder.cancel()
@@ -79,10 +103,13 @@ class Relay:
             await asyncio.wait([publisher])
             await self._holder.give_back(self._grace_s)
             cursors.cancel()
-            backlog.cancel()
+            for task in background:
+                task.cancel()
 
     def checks(self) -> dict[str, Callable[[], Awaitable[str | None]]]:
         """What `readyz` asks."""
+        if not self._enabled:
+            return {"postgres": self._postgres}
         return {
             "postgres": self._postgres,
             "kafka": self._kafka,
@@ -106,8 +133,8 @@ class Relay:
         return f"the oldest unsent row is {oldest:.1f} s old" if oldest > self._unsent_limit_s else None
 
     async def _shards(self) -> str | None:
-        stopped = {shard.number: shard.refused for shard in self._held.values() if shard.refused is not None}
-        named = (f"shard {number} stands still at row {refused.id}" for number, refused in sorted(stopped.items()))
+        stopped = {shard.number: shard.stopped for shard in self._held.values() if shard.stopped is not None}
+        named = (f"shard {number} stands still: {reason}" for number, reason in sorted(stopped.items()))
         return "; ".join(named) or None
 
 

@@ -9,7 +9,22 @@ OLDEST_UNSENT = Gauge(
     "Age of the oldest row of the outbox that Kafka has not confirmed; 0 if there is none. The relay's health.",
 )
 DEAD_LETTERS = Gauge("waybill_dead_letters", "Records that could not be published, by state.", ["state"])
-PUBLISHED = Counter("waybill_relay_published", "Records that Kafka confirmed, by topic without its prefix.", ["topic"])
+PUBLISHED = Counter(
+    "waybill_relay_published",
+    "Tries to publish a row that came to an end, by topic without its prefix (`other`: none of the outbox's) and "
+    "result: `sent`, `late` (a dead letter behind its successors), `failed` (parked, to be tried again), `dead`.",
+    ["topic", "result"],
+)
+PARKED_ROWS = Counter(
+    "waybill_relay_parked_rows",
+    "Rows that left the straight way: `failed` or `dead` themselves, or `waiting` behind one of their conversation.",
+    ["outcome"],
+)
+ATTEMPTS = Counter(
+    "waybill_relay_attempts",
+    "Further tries of parked rows and dead letters, by what became of them.",
+    ["outcome"],
+)
 BATCH_ROWS = Histogram(
     "waybill_relay_batch_rows",
     "Rows in a batch handed to Kafka.",
@@ -28,7 +43,7 @@ FAILED_BATCHES = Counter(
 SHARDS_HELD = Gauge("waybill_relay_shards", "Shards that this process holds.")
 STOPPED_SHARDS = Gauge(
     "waybill_relay_stopped_shards",
-    "Shards of this process that stand still at a row that can never be published; the log names it.",
+    "Shards of this process that stand still because too many of their rows were refused; the log says why.",
 )
 LEASE_CHANGES = Counter(
     "waybill_relay_lease_changes", "Shards taken, given back, and lost to another relay.", ["change"]
@@ -39,9 +54,53 @@ FENCED_WRITES = Counter(
 
 for _state in ("parked", "dead"):
     DEAD_LETTERS.labels(_state).set(0)
-for _topic in ("events.v1", "receipts.v1"):
-    PUBLISHED.labels(_topic)
+_TOPICS = ("events.v1", "receipts.v1", "other")
+for _topic in _TOPICS:
+    for _result in ("sent", "late", "failed", "dead"):
+        PUBLISHED.labels(_topic, _result)
+for _outcome in ("failed", "dead", "waiting"):
+    PARKED_ROWS.labels(_outcome)
+for _outcome in ("sent", "failed", "dead"):
+    ATTEMPTS.labels(_outcome)
 for _kind in ("retriable", "permanent"):
     FAILED_BATCHES.labels(_kind)
 for _change in ("taken", "given_back", "lost"):
     LEASE_CHANGES.labels(_change)
+
+
+def published(topic: str, result: str, rows: int) -> None:
+    """Count rows of a topic as outbox rows name it. What is none of the outbox's topics must not make a label."""
+    PUBLISHED.labels(topic if topic in _TOPICS else "other", result).inc(rows)
+
+
+PARTITIONS_AHEAD = Gauge(
+    "waybill_outbox_partitions_ahead", "Partitions of the outbox above the one that ids are drawn in."
+)
+PARTITIONS_BEHIND = Gauge(
+    "waybill_outbox_partitions_behind",
+    "Partitions of the outbox below that one. More than the retention in days: a row of the oldest is unresolved.",
+)
+PARTITION_CHANGES = Counter(
+    "waybill_outbox_partition_changes", "Partitions of the outbox made, closed and dropped.", ["change"]
+)
+RETENTION_PUT_OFF = Counter(
+    "waybill_relay_retention_put_off",
+    "Steps of the retention that did not get a lock in time, by step. They are tried again; always: somebody holds it.",
+    ["step"],
+)
+OLDEST_LETTER = Gauge(
+    "waybill_dead_letter_oldest_seconds",
+    "Age of the oldest dead letter that nobody has settled; 0 if there is none. Near its retention it will be lost.",
+)
+LETTERS_EXPIRED = Counter(
+    "waybill_dead_letters_expired",
+    "Dead letters forgotten after their retention, by state. `dead`, `retrying`: not settled by anybody, and logged.",
+    ["state"],
+)
+
+for _change in ("made", "closed", "dropped"):
+    PARTITION_CHANGES.labels(_change)
+for _step in ("make", "close", "summarise", "drop", "drop_deliveries", "forget", "letters"):
+    RETENTION_PUT_OFF.labels(_step)
+for _state in ("dead", "retrying", "sent", "discarded", "rewound"):
+    LETTERS_EXPIRED.labels(_state)

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
 from services.relay.lease import CLOSE_S
 from shared.kafka import PARTITIONS, producer
@@ -28,6 +28,7 @@ OUTBOX_TOPICS = ("events.v1", "receipts.v1")
 """What rows of the outbox name, without the prefix. Known before anything is sent: without them nothing could be."""
 
 _CANCEL_EVERY_S = 0.05
+_LOOK_AGAIN_S = (0.05, 0.2, 0.5)
 
 
 class MissingTopicError(Exception):
@@ -35,10 +36,11 @@ class MissingTopicError(Exception):
 
 
 class Client:
-    """An open producer with its sender's inner tasks known."""
+    """An open producer with its sender's inner tasks known. ``known``: the outbox's topics that it may see."""
 
     def __init__(self, made: AIOKafkaProducer) -> None:
         self.producer = made
+        self.known: tuple[str, ...] = ()
         self._requests: set[asyncio.Task[object]] = set()
         self._track()
 
@@ -74,28 +76,57 @@ class Client:
                 await made.client.close()
 
 
-async def open_client(bootstrap: str, topics: Topics, *, client_id: str, timeout_s: float) -> Client:
+async def open_client(
+    bootstrap: str, topics: Topics, *, client_id: str, timeout_s: float, idempotent: bool = True
+) -> Client:
     """A started client that knows the outbox's topics. ``timeout_s`` bounds a batch, so that two tries fit into it.
 
     Raises `MissingTopicError`, `TimeoutError`, `OSError`, and what aiokafka raises; nothing is left open then.
     """
-    client = Client(producer(bootstrap, client_id=client_id, timeout_ms=round(timeout_s * 500)))
+    timeout_ms = round(timeout_s * 500)
+    client = Client(producer(bootstrap, client_id=client_id, timeout_ms=timeout_ms, idempotent=idempotent))
     try:
         async with asyncio.timeout(timeout_s):
             await client.producer.start()
-            await _check_topics(client.producer, topics)
+            client.known = await _known_topics(client.producer, topics)
     except BaseException:
         await client.discard()
         raise
     return client
 
 
-async def _check_topics(made: AIOKafkaProducer, topics: Topics) -> None:
+async def find_topic(made: AIOKafkaProducer, topic: str) -> set[int]:
+    """The topic's partitions; none if the brokers do not know it. Raises `TopicAuthorizationFailedError`.
+
+    aiokafka's own look-up waits for an unknown topic until its time-out.
+    """
+    client = made.client
+    for wait_s in _LOOK_AGAIN_S:
+        await client.add_topic(topic)
+        await client.force_metadata_update()
+        if topic in client.cluster.topics():
+            return set(client.cluster.partitions_for_topic(topic) or ())
+        # Not asked for any more, or each refresh would complain of it.
+        client._topics.discard(topic)
+        if topic in client.cluster.unauthorized_topics:
+            raise TopicAuthorizationFailedError(topic)
+        await asyncio.sleep(wait_s)
+    return set()
+
+
+async def _known_topics(made: AIOKafkaProducer, topics: Topics) -> tuple[str, ...]:
+    known = []
     for name in OUTBOX_TOPICS:
         topic = topics.of_outbox(name)
-        there = await made.partitions_for(topic)
+        try:
+            there = await find_topic(made, topic)
+        except TopicAuthorizationFailedError:
+            # Its rows are refused one by one; the other topic's go on.
+            continue
         if len(there) != PARTITIONS:
             raise MissingTopicError(f"{topic} has {len(there)} partitions, not {PARTITIONS}")
+        known.append(name)
+    return tuple(known)
 
 
 async def _end(tasks: set[asyncio.Task[object]]) -> None:

@@ -6,9 +6,12 @@ import os
 import secrets
 import socket
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from services.relay.breaker import Limits
 from services.relay.lease import Timing
+from services.relay.redrive import Window
+from services.relay.retries import Retries
 from shared.settings import KafkaSettings, PostgresSettings, Settings
 
 
@@ -54,6 +57,70 @@ class RelaySettings(Settings, PostgresSettings, KafkaSettings):
     relay_unsent_limit_ms: int = Field(
         30_000, ge=100, description="Age of the oldest unsent row, in milliseconds, from which on `readyz` fails."
     )
+
+    relay_enabled: bool = Field(
+        True, description="Whether this relay publishes. Off, it takes no shard, and only its private port answers."
+    )
+    relay_max_attempts: int = Field(
+        8,
+        ge=1,
+        le=100,
+        description="How often a refused row is tried in all, the first time included, before it is a dead letter.",
+    )
+    relay_retry_delay_ms: int = Field(
+        5_000, ge=1, le=86_400_000, description="Wait before a refused row is tried again, in milliseconds."
+    )
+    relay_retry_factor: float = Field(4.0, ge=1, le=100, description="By how much that wait grows with each try.")
+    relay_retry_cap_ms: int = Field(
+        1_800_000, ge=1, le=86_400_000, description="The longest such wait, in milliseconds."
+    )
+    relay_breaker_share: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description=(
+            "A shard stops, and keeps its rows, when more than this share of the rows of the last seconds is refused: "
+            "then the fault is hardly theirs. 1 turns that off."
+        ),
+    )
+    relay_breaker_least: int = Field(10, ge=1, description="So many refused rows at least stop a shard.")
+    relay_breaker_window_ms: int = Field(
+        60_000, ge=1_000, le=3_600_000, description="The time over which that share is taken, in milliseconds."
+    )
+    relay_redrive_window: str | None = Field(
+        None,
+        description=(
+            "Time of the day, `HH:MM-HH:MM` in UTC, in which dead letters are tried again by themselves, each once a "
+            "day; not set: only when somebody asks."
+        ),
+    )
+    relay_redrive_cap: int = Field(
+        1_000, ge=1, description="At most so many dead letters are tried again in one such time."
+    )
+
+    @property
+    def limits(self) -> Limits:
+        """When a shard stops."""
+        return Limits(self.relay_breaker_share, self.relay_breaker_least, self.relay_breaker_window_ms / 1000)
+
+    @property
+    def retries(self) -> Retries:
+        """When a refused row is tried again."""
+        return Retries(
+            self.relay_max_attempts, self.relay_retry_delay_ms, self.relay_retry_factor, self.relay_retry_cap_ms
+        )
+
+    @property
+    def redrive(self) -> Window | None:
+        """When dead letters are tried again by themselves."""
+        return None if self.relay_redrive_window is None else Window.parse(self.relay_redrive_window)
+
+    @field_validator("relay_redrive_window")
+    @classmethod
+    def _window(cls, value: str | None) -> str | None:
+        if value is not None:
+            Window.parse(value)
+        return value
 
     @property
     def timing(self) -> Timing:

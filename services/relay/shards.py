@@ -12,13 +12,14 @@ from shared.statements import statements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from uuid import UUID
 
     from shared.postgres import Pool
 
 _SQL = statements(__file__)
 _ANNOUNCE, _LEAVE, _LIVE = _SQL["announce"], _SQL["leave"], _SQL["live_owners"]
 _TAKE, _TAKE_OWN, _RENEW = _SQL["take"], _SQL["take_own"], _SQL["renew"]
-_GIVE_BACK, _ADVANCE = _SQL["give_back"], _SQL["advance"]
+_GIVE_BACK, _ADVANCE, _PARK = _SQL["give_back"], _SQL["advance"], _SQL["park"]
 
 
 class Taken(NamedTuple):
@@ -38,13 +39,29 @@ class Delivery(NamedTuple):
     base_offset: int
 
 
+class Park(NamedTuple):
+    """A row that leaves the straight way: `failed` or `dead` with its error, or `waiting` behind one of its queue.
+
+    ``wait_ms``: until a failed one is tried again.
+    """
+
+    id: int
+    conversation_id: UUID
+    topic: str
+    event_id: UUID
+    outcome: str
+    error: str | None = None
+    wait_ms: int = 0
+
+
 class Move(NamedTuple):
-    """Up to ``to_id`` every row of a shard is in Kafka; ``deliveries`` say where."""
+    """Up to ``to_id`` every row of a shard is in Kafka, ``deliveries`` say where, or is parked."""
 
     shard: int
     epoch: int
     to_id: int
     deliveries: Sequence[Delivery]
+    parks: Sequence[Park] = ()
 
 
 class ShardStore:
@@ -105,3 +122,11 @@ class ShardStore:
         )
         moved = {row[0] for row in rows}
         return {(move.shard, move.epoch) for move in moves if move.shard not in moved}
+
+    async def park(self, move: Move) -> bool:
+        """Move one cursor past rows of which some are parked. False: fenced, and nothing moved. Safe to repeat."""
+        deliveries = zip(*move.deliveries, strict=True) if move.deliveries else ((), (), (), ())
+        parks = zip(*move.parks, strict=True) if move.parks else ((),) * len(Park._fields)
+        return bool(
+            await self._pool.fetchval(_PARK, self._owner, move.epoch, move.shard, move.to_id, *deliveries, *parks)
+        )

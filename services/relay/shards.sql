@@ -92,3 +92,8 @@ WITH mine AS (
     JOIN moved ON moved.shard = d.shard AND moved.from_id < d.to_id
 )
 SELECT shard FROM moved
+
+-- name: park
+SELECT park_rows(
+    $1, $2, $3, $4, $5::bigint[], $6::bigint[], $7::text[], $8::bigint[],
+    $9::bigint[], $10::uuid[], $11::text[], $12::uuid[], $13::text[], $14::text[], $15::bigint[])

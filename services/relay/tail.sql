@@ -1,7 +1,8 @@
 -- name: read
 -- Rows of each shard ($1) past its position ($2): at most $3 of them, and no more once $4 bytes are there. The upper
 -- bound, read in the same statement and never below an id that its snapshot shows, prunes the partitions ahead.
-SELECT r.shard, r.id, r.conversation_id, r.seq, r.event_id, r.topic, r.type, r.source, r.headers, r.payload, r.created_at
+SELECT r.shard, r.id, r.conversation_id, r.seq, r.event_id, r.topic, r.type, r.source,
+       CASE WHEN cardinality(r.headers) > 0 THEN r.headers END AS headers, r.payload, timestamptz_send(r.created_at) AS created_at
 FROM unnest($1::smallint[], $2::bigint[]) AS p (shard, after)
 CROSS JOIN LATERAL (
     SELECT n.*, sum(octet_length(n.payload)) OVER (ORDER BY n.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before

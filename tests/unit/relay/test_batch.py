@@ -1,7 +1,7 @@
 import uuid
 from collections import deque
 from collections.abc import Collection
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from shared.kafka import MAX_RECORD_BYTES
 
 KNOWN = ("events.v1", "receipts.v1")
 CONVERSATION = uuid.UUID("A987FBC9-4BED-3078-8F07-9141BA07C9F3")
-AT = datetime(2026, 11, 29, 20, 0, tzinfo=UTC)
+AT = (datetime(2026, 11, 29, 20, 0, tzinfo=UTC) - datetime(2000, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
 def row(id_: int, **changes: Any) -> tuple[Any, ...]:
@@ -27,9 +27,9 @@ def row(id_: int, **changes: Any) -> tuple[Any, ...]:
         "topic": "events.v1",
         "type": "waybill.event.message",
         "source": "/waybill/ingest",
-        "headers": [],
+        "headers": None,
         "payload": b"{}",
-        "created_at": AT,
+        "created_at": AT.to_bytes(8),
         **changes,
     }
     return tuple(made.values())

@@ -1,11 +1,12 @@
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from services.relay.cursors import Cursors
 from services.relay.held import HeldShard
-from services.relay.shards import Delivery, Move, Taken
+from services.relay.shards import Delivery, Move, Park, Taken
 from tests.waiting import until
 
 
@@ -14,6 +15,7 @@ class Store:
 
     def __init__(self) -> None:
         self.moves: list[Sequence[Move]] = []
+        self.parked: list[Move] = []
         self.failures = 0
         self.fences: set[tuple[int, int]] = set()
 
@@ -24,6 +26,10 @@ class Store:
             raise OSError
         self.moves.append(moves)
         return self.fences & {(move.shard, move.epoch) for move in moves}
+
+    async def park(self, move: Move) -> bool:
+        self.parked.append(move)
+        return (move.shard, move.epoch) not in self.fences
 
 
 @pytest.fixture
@@ -70,11 +76,12 @@ async def test_all_shards_that_moved_go_in_one_write(store: Store, cursors: Curs
 
 async def test_a_failed_write_is_done_again_with_what_came_since(store: Store, cursors: Cursors) -> None:
     held = shard()
-    store.failures = 2
+    store.failures = 1_000
     cursors.moved(held, 5, [(Delivery(1, 5, "events", 10), 4)])
-    await until(lambda: store.failures < 2, timeout=1, what="a first failure")
+    await until(lambda: store.failures < 1_000, timeout=1, what="a first failure")
     assert not await cursors.flush([held], 0)
     cursors.moved(held, 9, [(Delivery(7, 9, "events", 14), 3)])
+    store.failures = 0
     assert await cursors.flush([held], 5)
     [[move]] = store.moves
     assert (move.to_id, list(move.deliveries)) == (9, [Delivery(1, 9, "events", 10)])
@@ -109,3 +116,29 @@ async def test_flushing_does_not_wait_for_other_shards(store: Store, cursors: Cu
         cursors.moved(busy, busy.acked_id + 1, [])
         await asyncio.sleep(0)
     assert flushing.result()
+
+
+async def test_moves_that_park_rows_go_one_by_one_after_the_others(store: Store, cursors: Cursors) -> None:
+    parking, straight = shard(1), shard(2)
+    park = Park(5, uuid.UUID(int=1), "events", uuid.UUID(int=5), "failed", "too large", 100)
+    store.failures = 1_000
+    cursors.moved(parking, 4, [(Delivery(1, 4, "events", 10), 4)])
+    cursors.moved(straight, 9, [])
+    await until(lambda: store.failures < 1_000, timeout=1, what="a first failure")
+    cursors.moved(parking, 5, [], [park])
+    cursors.moved(parking, 6, [], [park._replace(id=6, outcome="waiting", error=None)])
+    store.failures = 0
+    assert await cursors.flush([parking, straight], 5)
+    [[move]] = store.moves
+    assert move.shard == 2
+    [parked] = store.parked
+    assert (parked.to_id, list(parked.deliveries)) == (6, [Delivery(1, 4, "events", 10)])
+    assert [(one.id, one.outcome) for one in parked.parks] == [(5, "failed"), (6, "waiting")]
+
+
+async def test_a_fenced_move_that_parks_loses_the_shard(store: Store, cursors: Cursors) -> None:
+    fenced = shard(1)
+    store.fences = {(1, 1)}
+    cursors.moved(fenced, 5, [], [Park(5, uuid.UUID(int=1), "events", uuid.UUID(int=5), "waiting")])
+    assert await cursors.flush([fenced], 1)
+    assert fenced.lost

@@ -9,8 +9,8 @@ from services.relay.failure import is_permanent
     [
         errors.MessageSizeTooLargeError(),
         errors.RecordListTooLargeError(),
-        errors.UnknownTopicOrPartitionError(),
         errors.InvalidTopicError(),
+        errors.for_code(87)(),
         errors.TopicAuthorizationFailedError("t"),
     ],
 )
@@ -22,6 +22,7 @@ def test_what_the_same_record_would_meet_again(error: Exception) -> None:
     "error",
     [
         errors.KafkaConnectionError(),
+        errors.UnknownTopicOrPartitionError(),
         errors.NotLeaderForPartitionError(),
         errors.LeaderNotAvailableError(),
         errors.NotEnoughReplicasError(),

@@ -4,23 +4,27 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import pytest
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError, NotEnoughReplicasError, UnknownTopicOrPartitionError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, NotEnoughReplicasError
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from services.relay import publisher as module
+from services.relay import session as session_module
+from services.relay.batch import Queue
+from services.relay.breaker import Limits
 from services.relay.held import HeldShard
 from services.relay.lease import Timing
 from services.relay.publisher import Publisher
-from services.relay.shards import Delivery, Taken
+from services.relay.retries import Retries
+from services.relay.shards import Delivery, Park, Taken
 from shared.kafka import MAX_RECORD_BYTES, Topics
 from tests.waiting import until
 
 TIMING = Timing(lease_s=60, delivery_s=5)
-AT = datetime(2026, 11, 29, tzinfo=UTC)
+LIMITS = Limits(share=0.5, least=2, window_s=60)
+AT = bytes(8)
 
 
 class Placed(NamedTuple):
@@ -32,17 +36,13 @@ class Client:
 
     def __init__(self) -> None:
         self.producer = self
+        self.known = ("events.v1", "receipts.v1")
         self.handed: list[tuple[str, int, int]] = []
         self.waiting: list[asyncio.Future[Placed]] = []
         self.discarded = False
 
     def create_batch(self) -> BatchBuilder:
         return BatchBuilder(MAX_RECORD_BYTES, 0)
-
-    async def partitions_for(self, topic: str) -> set[int]:
-        if topic.endswith("nowhere"):
-            raise UnknownTopicOrPartitionError
-        return set(range(64))
 
     async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> asyncio.Future[Placed]:
         assert not self.discarded
@@ -57,9 +57,33 @@ class Client:
 class Cursors:
     def __init__(self) -> None:
         self.moves: list[tuple[int, int, list[tuple[Delivery, int]]]] = []
+        self.parks: list[tuple[int, str, str | None]] = []
 
-    def moved(self, shard: HeldShard, to_id: int, placed: Sequence[tuple[Delivery, int]]) -> None:
-        self.moves.append((shard.number, to_id, list(placed)))
+    def moved(
+        self, shard: HeldShard, to_id: int, placed: Sequence[tuple[Delivery, int]], parks: Sequence[Park] = ()
+    ) -> None:
+        if placed:
+            self.moves.append((shard.number, to_id, list(placed)))
+        self.parks += [(park.id, park.outcome, park.error) for park in parks]
+
+
+class Parking:
+    """What the lines ask of Postgres."""
+
+    def __init__(self) -> None:
+        self.stops: dict[int, str] = {}
+
+    async def stopped(self, shard: HeldShard) -> str | None:
+        return self.stops.get(shard.number)
+
+    async def queues(self, _: HeldShard) -> set[Queue]:
+        return set()
+
+    async def stop(self, shard: HeldShard, reason: str) -> None:
+        self.stops[shard.number] = reason
+
+    async def go_on(self, shard: HeldShard) -> None:
+        del self.stops[shard.number]
 
 
 class World:
@@ -67,20 +91,27 @@ class World:
 
     def __init__(self) -> None:
         self.clients: list[Client] = []
+        self.careful: list[Client] = []
         self.refusals = 0
+        self.parking = Parking()
         self.held: dict[int, HeldShard] = {}
         self.cursors = Cursors()
         self.publisher = Publisher(
             self.held,
             self.cursors,
+            self.parking,
             timing=TIMING,
+            retries=Retries(max_attempts=3, delay_ms=60_000, factor=4, cap_ms=60_000),
             bootstrap="",
             topics=Topics("t"),
             batch_size=3,
             client_id="",
         )
 
-    async def open_client(self, *_: object, **__: object) -> Client:
+    async def open_client(self, *_: object, idempotent: bool = True, **__: object) -> Client:
+        if not idempotent:
+            self.careful.append(Client())
+            return self.careful[-1]
         if self.refusals:
             self.refusals -= 1
             raise KafkaError("away")
@@ -88,7 +119,7 @@ class World:
         return self.clients[-1]
 
     def hold(self, number: int, trusted_s: float = 60) -> HeldShard:
-        shard = self.held[number] = HeldShard(Taken(number, 1, 0), time.monotonic() + trusted_s)
+        shard = self.held[number] = HeldShard(Taken(number, 1, 0), time.monotonic() + trusted_s, LIMITS)
         self.publisher.start(shard)
         return shard
 
@@ -115,7 +146,7 @@ def read(shard: HeldShard, *ids: int, topic: str = "events.v1") -> None:
                     "payload",
                     "at",
                 ),
-                (shard.number, id_, uuid.UUID(int=1), id_, uuid.UUID(int=id_), topic, "type", "/s", [], b"{}", AT),
+                (shard.number, id_, uuid.UUID(int=1), id_, uuid.UUID(int=id_), topic, "type", "/s", None, b"{}", AT),
                 strict=True,
             )
         )
@@ -125,10 +156,17 @@ def read(shard: HeldShard, *ids: int, topic: str = "events.v1") -> None:
 
 
 class Row(dict[str, Any]):
-    """Like asyncpg's records: iterates over its values."""
+    """Like asyncpg's records: iterates over its values, and knows them by name and by place."""
+
+    def __missing__(self, place: int) -> Any:
+        return list(self.values())[place]
 
     def __iter__(self) -> Any:
         return iter(self.values())
+
+
+async def find_topic(_: Client, topic: str) -> set[int]:
+    return set() if topic.endswith("nowhere") else set(range(64))
 
 
 async def handed(client: Client, count: int) -> list[tuple[str, int, int]]:
@@ -143,8 +181,9 @@ async def settle() -> None:
 
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    monkeypatch.setattr(module, "open_client", lambda *_, **options: made.open_client(**options))
+    monkeypatch.setattr(session_module, "find_topic", find_topic)
     made = World()
-    monkeypatch.setattr(module, "open_client", made.open_client)
     running = asyncio.create_task(made.publisher.run())
     yield made
     await made.publisher.finish(list(made.held.values()), 0.1)
@@ -152,6 +191,8 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     await asyncio.wait([running], timeout=0.2)
     running.cancel()
     await asyncio.wait([running])
+    if not running.cancelled():
+        running.result()
 
 
 async def test_the_next_batch_waits_for_its_predecessors_confirmation(world: World) -> None:
@@ -201,23 +242,37 @@ async def test_a_failed_batch_ends_its_client_and_all_begin_again_at_what_is_con
     assert sorted(await handed(again, 2)) == [("t.events.v1", 1, 2), ("t.events.v1", 2, 1)]
 
 
-async def test_what_is_permanent_stops_its_shard_only(world: World) -> None:
+async def test_a_refused_batch_is_halved_with_care_until_the_row_to_blame_stands_alone(world: World) -> None:
+    """The rows are of one conversation: what stands behind the refused one waits."""
     client = await world.client()
     bad, good = world.hold(1), world.hold(2)
-    read(bad, 1)
+    read(bad, 1, 2, 3)
     await handed(client, 1)
     client.waiting[0].set_exception(MessageSizeTooLargeError())
     again = await world.client(2)
-    assert bad.refused is not None
-    assert bad.refused.id == 1
-    read(good, 2)
+    read(good, 9)
     assert await handed(again, 1) == [("t.events.v1", 2, 1)]
-    read(bad, 3)
-    await settle()
+    read(bad, 1, 2, 3)
+    await until(lambda: world.careful, timeout=5, what="the careful client")
+    [careful] = world.careful
+    await handed(careful, 1)
+    careful.waiting[0].set_result(Placed(0))
+    await handed(careful, 2)
+    careful.waiting[1].set_exception(MessageSizeTooLargeError())
+    if careful.handed[1][2] == 2:
+        await handed(careful, 3)
+        careful.waiting[2].set_exception(MessageSizeTooLargeError())
+    await until(lambda: len(world.cursors.parks) == 2, timeout=5, what="what is parked")
+    assert [(id_, outcome) for id_, outcome, _ in world.cursors.parks] == [(2, "failed"), (3, "waiting")]
+    assert bad.acked_id == 3
+    assert bad.parked == {(uuid.UUID(int=1), "events.v1")}
+    assert len(world.clients) == 2, "the careful client's refusals end no session"
+    read(bad, 4)
+    await until(lambda: len(world.cursors.parks) == 3, timeout=5, what="a later row that waits, too")
     assert len(again.handed) == 1
 
 
-async def test_an_unknown_topic_costs_no_client(world: World) -> None:
+async def test_a_row_of_an_unknown_topic_costs_no_client(world: World) -> None:
     client = await world.client()
     shard = world.hold(1)
     read(shard, 1)
@@ -225,10 +280,32 @@ async def test_an_unknown_topic_costs_no_client(world: World) -> None:
     read(shard, 3)
     await handed(client, 1)
     client.waiting[0].set_result(Placed(0))
-    await until(lambda: shard.refused, timeout=5, what="a stop")
-    assert shard.refused is not None
-    assert shard.refused.id == 2
+    assert (await handed(client, 2))[1] == ("t.events.v1", 1, 1), "the same conversation's other topic goes on"
+    assert world.cursors.parks == [(2, "failed", "there is no topic nowhere")]
     assert not client.discarded
+
+
+async def test_too_many_refused_rows_stop_the_shard_before_they_are_parked(world: World) -> None:
+    await world.client()
+    shard = world.hold(1)
+    read(shard, 1, topic="nowhere")
+    read(shard, 2, topic="nowhere.else.nowhere")
+    read(shard, 3)
+    await until(lambda: world.parking.stops, timeout=5, what="a stop")
+    assert [park[0] for park in world.cursors.parks] == [1]
+    assert shard.stopped == world.parking.stops[1]
+    assert "2 of the last 2 rows were refused" in shard.stopped
+    assert shard.rows[0]["id"] == 2
+    assert shard.acked_id == 1
+
+
+async def test_a_shard_that_another_relay_found_stopped_stands_still(world: World) -> None:
+    client = await world.client()
+    world.parking.stops[1] = "too many"
+    shard = world.hold(1)
+    await until(lambda: shard.stopped, timeout=5, what="what was found")
+    assert shard.parked == set()
+    assert client.handed == []
 
 
 async def test_nothing_is_sent_under_a_lease_that_a_delivery_can_outlast(world: World) -> None:

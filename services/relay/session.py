@@ -1,0 +1,132 @@
+"""One Kafka client's time: handing batches over and waiting for where they lie, until one fails.
+
+Beside the idempotent client there is a careful one, opened when it is first needed, without sequence numbers: a refused
+batch burns none there, so that a refused row can be looked for without an end of everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from aiokafka.errors import KafkaError
+
+from services.relay.failure import FailedBatchError, RefusedError, is_permanent
+from services.relay.producer import find_topic
+from services.relay.shards import Delivery
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from aiokafka import AIOKafkaProducer
+    from aiokafka.structs import RecordMetadata
+
+    from services.relay.batch import Batch, Builder
+    from services.relay.producer import Client
+    from shared.kafka import Topics
+
+_MISSING_FOR_S = 10.0
+"""For how long a topic that is not there is not asked for again."""
+
+
+class Session:
+    """One batch of a shard and topic at a time, whichever client has it."""
+
+    def __init__(
+        self, client: Client, topics: Topics, *, delivery_s: float, open_careful: Callable[[], Awaitable[Client]]
+    ) -> None:
+        self.known = set(client.known)
+        self._client = client
+        self._topics = topics
+        self._delivery_s = delivery_s
+        self._open_careful = open_careful
+        self._opening = asyncio.Lock()
+        self._careful: Client | None = None
+        self._missing: dict[str, tuple[float, str]] = {}
+
+    def new_builder(self) -> Builder:
+        """A builder of batches, of either client."""
+        made: Builder = self._client.producer.create_batch()
+        return made
+
+    async def send(self, shard: int, batch: Batch) -> list[tuple[Delivery, int]]:
+        """Hand a batch over and wait for where it lies: deliveries with their numbers of rows.
+
+        Raises `RefusedError` and `FailedBatchError`. After either one the session must end: the client has burnt the
+        batch's sequence numbers.
+        """
+        try:
+            async with asyncio.timeout(self._delivery_s):
+                return await self._hand_over(self._client.producer, shard, batch)
+        except (KafkaError, OSError, TimeoutError) as error:
+            raise _sorted_out(shard, error) from error
+
+    async def send_with_care(self, shard: int, batch: Batch) -> list[tuple[Delivery, int]]:
+        """`send` through the careful client: the session lives on after a `RefusedError`."""
+        try:
+            async with asyncio.timeout(self._delivery_s):
+                async with self._opening:
+                    if self._careful is None:
+                        self._careful = await self._open_careful()
+                return await self._hand_over(self._careful.producer, shard, batch)
+        except (KafkaError, OSError, TimeoutError) as error:
+            raise _sorted_out(shard, error) from error
+
+    async def learn(self, shard: int, topic: str) -> str | None:
+        """Make a topic `known`; the reason, if it is not there for us. Raises `FailedBatchError`: can't be told now."""
+        until, reason = self._missing.get(topic, (0.0, ""))
+        if time.monotonic() < until:
+            return reason
+        try:
+            async with asyncio.timeout(self._delivery_s):
+                there = await find_topic(self._client.producer, self._topics.of_outbox(topic))
+        except (KafkaError, OSError, TimeoutError) as error:
+            if not is_permanent(error):
+                raise FailedBatchError(f"shard {shard}: {error!r}") from error
+            reason = f"{topic}: {error!r}"
+        else:
+            if shard in there:
+                self.known.add(topic)
+                return None
+            reason = f"{topic} has no partition {shard}" if there else f"there is no topic {topic}"
+        self._missing[topic] = (time.monotonic() + _MISSING_FOR_S, reason)
+        return reason
+
+    async def discard(self) -> None:
+        """Get rid of both clients, without flushing."""
+        clients = [self._client] if self._careful is None else [self._client, self._careful]
+        await asyncio.gather(*(client.discard() for client in clients))
+
+    async def _hand_over(self, producer: AIOKafkaProducer, shard: int, batch: Batch) -> list[tuple[Delivery, int]]:
+        parts = list(batch.parts.values())
+        waiting = []
+        for part in parts:
+            topic = self._topics.of_outbox(part.topic)
+            waiting.append(await producer.send_batch(part.builder, topic, partition=shard))
+        if len(waiting) == 1:
+            answers = [await waiting[0]]
+        else:
+            # Each is waited for, or the next try could overtake what is still under way.
+            answers = _all_placed(await asyncio.gather(*waiting, return_exceptions=True))
+        if min(answer.offset for answer in answers) < 0:
+            # Written by an earlier try whose answer was lost, at an offset that the broker has forgotten.
+            raise KafkaError("the offset of a batch is not known")
+        return [
+            (Delivery(part.from_id, part.to_id, part.topic, int(answer.offset)), part.rows)
+            for part, answer in zip(parts, answers, strict=True)
+        ]
+
+
+def _all_placed(answers: list[RecordMetadata | BaseException]) -> list[RecordMetadata]:
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    if errors:
+        # What passes by itself goes first: only then it is sure who is to blame.
+        raise min(errors, key=is_permanent)
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+def _sorted_out(shard: int, error: Exception) -> RefusedError | FailedBatchError:
+    if is_permanent(error):
+        return RefusedError(f"refused by Kafka: {error!r}")
+    return FailedBatchError(f"shard {shard}: {error!r}")

@@ -6,6 +6,7 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING
 
+from services.relay.backlog import Backlog
 from services.relay.cursors import Cursors
 from services.relay.due import Due
 from services.relay.holder import Holder
@@ -14,7 +15,7 @@ from services.relay.publisher import Publisher
 from services.relay.redrive import Redrive
 from services.relay.settings import RelaySettings
 from services.relay.shards import ShardStore
-from services.relay.tail import Backlog, Tail
+from services.relay.tail import Tail
 from shared.health import private_app
 from shared.kafka import Topics
 from shared.postgres import open_pool

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from services.relay.lease import SHARDS
+
 OLDEST_UNSENT = Gauge(
     "waybill_outbox_oldest_unsent_seconds",
     "Age of the oldest row of the outbox that Kafka has not confirmed; 0 if there is none. The relay's health.",
 )
-DEAD_LETTERS = Gauge("waybill_dead_letters", "Records that could not be published, by state.", ["state"])
+BACKLOG = Gauge(
+    "waybill_outbox_backlog_rows",
+    "Rows of the outbox that no cursor has passed, by shard; counted up to 10,000 each.",
+    ["shard"],
+)
+DEAD_LETTERS = Gauge(
+    "waybill_dead_letters",
+    "Rows that could not be published, by state: `parked` (refused, or waiting behind such a row), `dead`, `retrying`, "
+    "and what became of dead ones: `sent`, `discarded`, `rewound`.",
+    ["state"],
+)
+OLDEST_PARKED = Gauge(
+    "waybill_relay_parked_oldest_seconds", "For how long the oldest parked row has been parked; 0 if there is none."
+)
 PUBLISHED = Counter(
     "waybill_relay_published",
     "Tries to publish a row that came to an end, by topic without its prefix (`other`: none of the outbox's) and "
@@ -52,8 +67,11 @@ FENCED_WRITES = Counter(
     "waybill_relay_fenced_writes", "Moves of a cursor that were refused because another relay holds the shard by now."
 )
 
-for _state in ("parked", "dead"):
+LETTER_STATES = ("dead", "retrying", "sent", "discarded", "rewound")
+for _state in ("parked", *LETTER_STATES):
     DEAD_LETTERS.labels(_state).set(0)
+for _shard in range(SHARDS):
+    BACKLOG.labels(str(_shard))
 _TOPICS = ("events.v1", "receipts.v1", "other")
 for _topic in _TOPICS:
     for _result in ("sent", "late", "failed", "dead"):
@@ -102,5 +120,5 @@ for _change in ("made", "closed", "dropped"):
     PARTITION_CHANGES.labels(_change)
 for _step in ("make", "close", "summarise", "drop", "drop_deliveries", "forget", "letters"):
     RETENTION_PUT_OFF.labels(_step)
-for _state in ("dead", "retrying", "sent", "discarded", "rewound"):
+for _state in LETTER_STATES:
     LETTERS_EXPIRED.labels(_state)

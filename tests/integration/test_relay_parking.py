@@ -154,6 +154,12 @@ async def test_neighbours_go_out_while_a_conversation_is_parked(
     assert metrics['waybill_relay_parked_rows_total{outcome="failed"}'] == 1
     assert metrics['waybill_relay_parked_rows_total{outcome="waiting"}'] == 1
 
+    async def counted() -> bool:
+        told = await relay.metrics()
+        return told['waybill_dead_letters{state="parked"}'] == 2 and told["waybill_relay_parked_oldest_seconds"] > 0
+
+    await until(counted, timeout=30, what="the gauges of what is parked")
+
 
 async def test_what_heals_is_published_in_order(
     owner_db: asyncpg.Connection,

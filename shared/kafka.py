@@ -62,9 +62,15 @@ def partition_of(key: str) -> int:
 
 
 def producer(
-    bootstrap: str, *, client_id: str, linger_ms: int = 0, timeout_ms: int = 10_000, idempotent: bool = True
+    bootstrap: str,
+    *,
+    client_id: str,
+    linger_ms: int = 0,
+    timeout_ms: int = 10_000,
+    idempotent: bool = True,
+    batch_bytes: int = MAX_RECORD_BYTES,
 ) -> AIOKafkaProducer:
-    """A producer with `acks=all`; not started. ``timeout_ms`` bounds a request.
+    """A producer with `acks=all`; not started. ``timeout_ms`` bounds a request, ``batch_bytes`` a batch.
 
     An idempotent one must be thrown away after a failed batch, whose sequence numbers it has burnt.
     """
@@ -76,7 +82,7 @@ def producer(
         linger_ms=linger_ms,
         request_timeout_ms=timeout_ms,
         max_request_size=MAX_RECORD_BYTES,
-        max_batch_size=MAX_RECORD_BYTES,
+        max_batch_size=batch_bytes,
         metadata_max_age_ms=60_000,
     )
 

@@ -79,10 +79,12 @@ def build(
     new_builder: Callable[[], Builder],
     known: Collection[str],
     parked: Collection[Queue] = (),
+    most_bytes: int = MAX_RECORD_BYTES,
 ) -> Batch:
     """Move rows from the front of ``rows`` into a batch, until it is full or the next row can't join it.
 
-    ``known`` are topics that are surely there, ``parked`` the queues behind whose rows others wait.
+    ``known`` are topics that are surely there, ``parked`` the queues behind whose rows others wait. A
+    row that alone is over ``most_bytes`` is refused.
     A row is `(shard, id, conversation_id, seq, event_id, topic, type, source, headers, payload, created_at)`, in which
     ``headers`` may be None and ``created_at`` is as Postgres sends it (`timestamptz_send`).
     """
@@ -142,8 +144,8 @@ def build(
         if added is None:
             break
         if fresh:
-            if (size := part.builder.size()) > MAX_RECORD_BYTES:
-                batch.refused = Refused(id_, str(event_id), f"too large: {size} of {MAX_RECORD_BYTES} bytes")
+            if (size := part.builder.size()) > most_bytes:
+                batch.refused = Refused(id_, str(event_id), f"too large: {size} of {most_bytes} bytes")
                 break
             batch.parts[topic] = part
         part.to_id = batch.to_id = id_

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from services.relay.batch import Batch, build
+from services.relay.batch import Batch
 from services.relay.failure import FailedBatchError, RefusedError
 from services.relay.metrics import (
     BATCH_ROWS,
@@ -139,7 +139,7 @@ class Line:
 
     def _build(self, at_most: int) -> Batch:
         shard = self._shard
-        return build(shard.rows, at_most, self._session.new_builder, self._session.known, shard.parked or ())
+        return self._session.build(shard.rows, at_most, shard.parked or ())
 
     # The straight way.
 

@@ -12,10 +12,13 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
 from services.relay.lease import CLOSE_S
-from shared.kafka import PARTITIONS, producer
+from shared.kafka import MAX_RECORD_BYTES, PARTITIONS, producer
+from shared.logging import logger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,15 +34,22 @@ _CANCEL_EVERY_S = 0.05
 _LOOK_AGAIN_S = (0.05, 0.2, 0.5)
 
 
+_log = logger(__name__)
+
+
 class MissingTopicError(Exception):
     """A topic is not there, or has not one partition for each shard."""
 
 
 class Client:
-    """An open producer with its sender's inner tasks known. ``known``: the outbox's topics that it may see."""
+    """An open producer with its sender's inner tasks known.
 
-    def __init__(self, made: AIOKafkaProducer) -> None:
+    ``known``: the outbox's topics that it may see. ``batch_bytes``: how large a batch each of them takes.
+    """
+
+    def __init__(self, made: AIOKafkaProducer, batch_bytes: int = MAX_RECORD_BYTES) -> None:
         self.producer = made
+        self.batch_bytes = batch_bytes
         self.known: tuple[str, ...] = ()
         self._requests: set[asyncio.Task[object]] = set()
         self._track()
@@ -84,7 +94,11 @@ async def open_client(
     Raises `MissingTopicError`, `TimeoutError`, `OSError`, and what aiokafka raises; nothing is left open then.
     """
     timeout_ms = round(timeout_s * 500)
-    client = Client(producer(bootstrap, client_id=client_id, timeout_ms=timeout_ms, idempotent=idempotent))
+    batch_bytes = await _batch_bytes(bootstrap, topics, timeout_s=timeout_s / 2)
+    made = producer(
+        bootstrap, client_id=client_id, timeout_ms=timeout_ms, idempotent=idempotent, batch_bytes=batch_bytes
+    )
+    client = Client(made, batch_bytes)
     try:
         async with asyncio.timeout(timeout_s):
             await client.producer.start()
@@ -112,6 +126,30 @@ async def find_topic(made: AIOKafkaProducer, topic: str) -> set[int]:
             raise TopicAuthorizationFailedError(topic)
         await asyncio.sleep(wait_s)
     return set()
+
+
+async def _batch_bytes(bootstrap: str, topics: Topics, *, timeout_s: float) -> int:
+    """The largest batch that all the outbox's topics take; our own limit where the brokers do not say.
+
+    It holds for whole batches: without it, each batch over a topic's own limit would have to be refused first.
+    """
+    name = "max.message.bytes"
+    asked = [
+        ConfigResource(ConfigResourceType.TOPIC, topics.of_outbox(topic), configs={name: None})
+        for topic in OUTBOX_TOPICS
+    ]
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap, request_timeout_ms=round(timeout_s * 1000))
+    limits = [MAX_RECORD_BYTES]
+    try:
+        async with asyncio.timeout(timeout_s):
+            await admin.start()
+            for answer in await admin.describe_configs(asked):
+                limits += [int(entry[1]) for resource in answer.resources for entry in resource[4] if entry[0] == name]
+    except (KafkaError, OSError, TimeoutError) as error:
+        _log.warning("the topics' limits are not known", error=repr(error))
+    finally:
+        await admin.close()
+    return min(limits)
 
 
 async def _known_topics(made: AIOKafkaProducer, topics: Topics) -> tuple[str, ...]:

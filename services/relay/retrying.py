@@ -9,7 +9,6 @@ import functools
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from services.relay.batch import build
 from services.relay.failure import RefusedError
 from services.relay.metrics import ATTEMPTS, published
 from services.relay.parking import Settled
@@ -125,12 +124,12 @@ class Retrying:
 
     async def _attempt(self, rows: Sequence[Record]) -> _Attempt:
         """Hand over as many of the first rows as one batch takes; all have one topic."""
-        batch = build(deque(rows), len(rows), self._session.new_builder, self._session.known)
+        batch = self._session.build(deque(rows), len(rows))
         if batch.unknown is not None:
             reason = await self._session.learn(self._shard.number, batch.unknown)
             if reason is not None:
                 return _Attempt(1, error=reason)
-            batch = build(deque(rows), len(rows), self._session.new_builder, self._session.known)
+            batch = self._session.build(deque(rows), len(rows))
         if not batch.rows:
             return _Attempt(1, error=batch.refused.reason if batch.refused is not None else "not built")
         try:

@@ -12,19 +12,22 @@ from typing import TYPE_CHECKING
 
 from aiokafka.errors import KafkaError
 
+from services.relay.batch import build
 from services.relay.failure import FailedBatchError, RefusedError, is_permanent
 from services.relay.producer import find_topic
 from services.relay.shards import Delivery
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections import deque
+    from collections.abc import Awaitable, Callable, Collection
 
     from aiokafka import AIOKafkaProducer
     from aiokafka.structs import RecordMetadata
 
-    from services.relay.batch import Batch, Builder
+    from services.relay.batch import Batch, Queue
     from services.relay.producer import Client
     from shared.kafka import Topics
+    from shared.postgres import Record
 
 _MISSING_FOR_S = 10.0
 """For how long a topic that is not there is not asked for again."""
@@ -45,10 +48,9 @@ class Session:
         self._careful: Client | None = None
         self._missing: dict[str, tuple[float, str]] = {}
 
-    def new_builder(self) -> Builder:
-        """A builder of batches, of either client."""
-        made: Builder = self._client.producer.create_batch()
-        return made
+    def build(self, rows: deque[Record], at_most: int, parked: Collection[Queue] = ()) -> Batch:
+        """Move rows from the front into a batch for either client; see `services.relay.batch.build`."""
+        return build(rows, at_most, self._client.producer.create_batch, self.known, parked, self._client.batch_bytes)
 
     async def send(self, shard: int, batch: Batch) -> list[tuple[Delivery, int]]:
         """Hand a batch over and wait for where it lies: deliveries with their numbers of rows.

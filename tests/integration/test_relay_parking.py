@@ -4,14 +4,15 @@ import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from shared.kafka import PARTITIONS, Topics
+from shared.kafka import PARTITIONS, Topics, ensure_topics
+from tests.databases import Database
 from tests.relays import (
     QUICK,
     Relay,
@@ -24,6 +25,7 @@ from tests.relays import (
     ids_of,
     order_per_conversation,
     other_shard,
+    relays,
     same_shard,
     shard_of,
 )
@@ -230,6 +232,33 @@ async def test_a_killed_relays_parked_rows_are_the_next_ones(
     await drained(owner_db, timeout=60)
     records = await all_records(stores.kafka, [relay_topics.events])
     assert order_per_conversation(records) == {str(conversation(1)): [2, 3, 4]}
+
+
+async def test_a_topics_own_limit_holds_for_batches_and_rows(
+    *,
+    owner_db: asyncpg.Connection,
+    database: Database,
+    stores: Stores,
+    topic_prefix: str,
+    tmp_path: Path,
+    admin: AIOKafkaAdminClient,
+) -> None:
+    """A limit that is known beforehand costs no refused batch."""
+    topics = Topics(topic_prefix)
+    await admin.create_topics([NewTopic(topics.events, PARTITIONS, 1, topic_configs={"max.message.bytes": "30000"})])
+    await ensure_topics(stores.kafka, topics)
+    writer = Writer(owner_db, [1])
+    await writer.write(300)
+    bad = await add(owner_db, same_shard(1), seq=1, payload=b"x" * 31_000)
+    with relays(database, stores.kafka, topic_prefix, tmp_path) as fleet:
+        relay = fleet.start(settings=SOON)
+        await parked_as(owner_db, {bad: "dead"})
+        await drained(owner_db, timeout=30)
+        order = order_per_conversation(await all_records(stores.kafka, [topics.events]))
+        assert order == {key: list(range(1, 301)) for key in writer.last_seq}
+        [letter] = await letters(owner_db)
+        assert letter["error"].endswith("of 30000 bytes")
+        assert (await relay.metrics())['waybill_relay_failed_batches_total{kind="permanent"}'] == 0
 
 
 async def named(relay: Relay, check: str) -> str:

@@ -37,6 +37,7 @@ class Client:
     def __init__(self) -> None:
         self.producer = self
         self.known = ("events.v1", "receipts.v1")
+        self.batch_bytes = MAX_RECORD_BYTES
         self.handed: list[tuple[str, int, int]] = []
         self.waiting: list[asyncio.Future[Placed]] = []
         self.discarded = False

@@ -28,7 +28,7 @@ PROMISES: dict[str, Promise] = {
     "I2": Promise("The same client_msg_id yields one event, however often and however concurrently it is sent."),
     "I3": Promise("seq is dense per conversation and is the only order."),
     "I4": Promise("Every committed event reaches Kafka at least once, in seq order once repeats are dropped."),
-    "I5": Promise("One event that cannot be published never blocks another conversation.", _DEAD),
+    "I5": Promise("One event that cannot be published never blocks another conversation."),
     "I6": Promise("A session receives each event once per acknowledged cursor, in seq order, with no gap."),
     "I7": Promise("A device that was offline or went back ends with the same timeline as every other device."),
     "I8": Promise("Delivered and read never go back by a late, repeated or reordered ack."),
@@ -118,7 +118,7 @@ PROMISES: dict[str, Promise] = {
     "protocol.7.receipts": Promise("The receipts topic: value with kind and cause, headers user_id and kind."),
     "protocol.7.acks": Promise("The acks topic: what gateways write and receipts reads."),
     "protocol.7.dead": Promise("A record that cannot be read goes to the dead topic and is skipped."),
-    "protocol.7.late": Promise("A retried dead letter comes late, with its header.", _DEAD),
+    "protocol.7.late": Promise("A retried dead letter comes late, with its header."),
     # 8. Commands.
     "protocol.8.up": Promise("waybill up: all on this machine; endpoints.json; what dies is started again."),
     "protocol.8.migrate": Promise("waybill migrate is safe from several processes at once."),

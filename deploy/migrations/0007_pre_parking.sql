@@ -130,7 +130,7 @@ BEGIN
     ON CONFLICT (shard, id) DO NOTHING;
 
     INSERT INTO outbox_attempt (shard, id, attempt, error, owner, epoch)
-    SELECT p_shard, t.id, 1, t.error, p_owner, p_epoch
+    SELECT p_shard, t.id, 1, left(t.error, 1000), p_owner, p_epoch
     FROM unnest(p_ids, p_errors) AS t (id, error)
     WHERE t.error IS NOT NULL
     ON CONFLICT (shard, id, attempt) DO NOTHING;
@@ -161,7 +161,7 @@ BEGIN
     END IF;
 
     INSERT INTO outbox_attempt (shard, id, attempt, error, owner, epoch)
-    SELECT p_shard, t.id, p.attempts + 1, t.error, p_owner, p_epoch
+    SELECT p_shard, t.id, p.attempts + 1, left(t.error, 1000), p_owner, p_epoch
     FROM unnest(p_ids, p_attempts, p_errors) AS t (id, attempts, error)
     JOIN outbox_parked AS p
         ON p.shard = p_shard AND p.id = t.id AND p.attempts = t.attempts AND p.state IN ('waiting', 'failed')
@@ -205,7 +205,7 @@ BEGIN
     UPDATE dead_letter AS d
     SET state = CASE WHEN p_error IS NULL THEN 'sent' ELSE 'dead' END,
         attempts = d.attempts + 1,
-        error = coalesce(p_error, d.error),
+        error = coalesce(left(p_error, 1000), d.error),
         settled_at = CASE WHEN p_error IS NULL THEN clock_timestamp() END,
         kafka_offset = p_offset
     WHERE d.dead_id = p_dead_id AND d.shard = p_shard AND d.state = 'retrying'
@@ -214,7 +214,7 @@ BEGIN
         RETURN false;
     END IF;
     INSERT INTO outbox_attempt (shard, id, attempt, error, owner, epoch)
-    VALUES (p_shard, v_letter.outbox_id, v_letter.attempts, p_error, p_owner, p_epoch);
+    VALUES (p_shard, v_letter.outbox_id, v_letter.attempts, left(p_error, 1000), p_owner, p_epoch);
     IF p_error IS NULL THEN
         UPDATE outbox_parked SET state = 'sent', kafka_offset = p_offset, settled_at = clock_timestamp()
         WHERE shard = p_shard AND id = v_letter.outbox_id AND state = 'dead';

@@ -352,6 +352,7 @@ async def ask(db: asyncpg.Connection, dead_id: int, *, mended: bool) -> str:
     return await until(settled, timeout=30, what="the letter's end")
 
 
+@pytest.mark.promise("protocol.7.late")
 async def test_a_letter_that_is_tried_again_comes_late_and_says_so(
     owner_db: asyncpg.Connection, stores: Stores, relay_topics: Topics, fleet: Relays
 ) -> None:

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic_settings import BaseSettings
 
 import services
+from services.console import api as console
 from services.ingest.api import Door, public_app
 from shared.contracts import models
 from shared.kafka import PARTITIONS, Topics
@@ -23,6 +24,11 @@ from shared.settings import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from aiohttp import ClientSession
+
+    from shared.auth import Verifier
+    from shared.postgres import Pool
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 SERVICES = ("ingest", "relay", "gateway", "receipts", "console")
@@ -41,6 +47,9 @@ def pages() -> dict[str, str]:
         "asyncapi.json": _json(asyncapi()),
         # The routes are described and never called, so nothing has to stand behind the door.
         "openapi.json": _json(public_app(cast("Door", None)).openapi()),
+        "openapi-console.json": _json(
+            console.public_app(cast("Verifier", None), cast("ClientSession", None), {}, cast("Pool", None)).openapi()
+        ),
     }
 
 
@@ -48,17 +57,24 @@ def settings() -> str:
     """The settings of each service as Markdown tables."""
     lines = ["# Settings", "", "Read from the environment once, at the start; a wrong value names the variable.", ""]
     for service in SERVICES:
-        lines += [f"## {service}", "", "| variable | default | meaning |", "|---|---|---|"]
-        for name, field in sorted(_settings_of(service).model_fields.items()):
-            if field.is_required():
-                default = "required"
-            elif field.default_factory is not None:
-                default = "made at the start"
-            else:
-                default = "" if field.default is None else f"`{field.default}`"
-            lines.append(f"| `{PREFIX}{name.upper()}` | {default} | {field.description} |")
-        lines.append("")
+        for model in _settings_of(service):
+            is_own = model.__name__.lower() == f"{service}settings"
+            title = f"## {service}" if is_own else f"### {(model.__doc__ or '').rstrip('.')}"
+            lines += [title, "", *_table(model), ""]
     return "\n".join(lines)
+
+
+def _table(model: type[BaseSettings]) -> Iterator[str]:
+    yield "| variable | default | meaning |"
+    yield "|---|---|---|"
+    for name, field in sorted(model.model_fields.items()):
+        if field.is_required():
+            default = "required"
+        elif field.default_factory is not None:
+            default = "made at the start"
+        else:
+            default = "" if field.default is None else f"`{field.default}`"
+        yield f"| `{PREFIX}{name.upper()}` | {default} | {field.description} |"
 
 
 def metrics() -> str:
@@ -116,14 +132,14 @@ def _frames() -> Iterator[type[BaseModel]]:
             yield model
 
 
-def _settings_of(service: str) -> type[BaseSettings]:
+def _settings_of(service: str) -> list[type[BaseSettings]]:
+    """The service's own, then those of its commands."""
     module = importlib.import_module(f"services.{service}.settings")
-    found = [
+    return [
         value
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, BaseSettings) and value.__module__ == module.__name__
     ]
-    return found[-1]
 
 
 def _json(document: dict[str, object]) -> str:

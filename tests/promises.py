@@ -17,7 +17,6 @@ class Promise(NamedTuple):
 
 
 _GATEWAY = "comes with the whole gateway: answered as an unknown frame, or the field is ignored, until then"
-_DEAD = "comes with dead letters and parking; until then a record that cannot be published stops its shard, loudly"
 _TIMELINE = "comes with the whole timeline"
 _TRACE = "comes with the trace command"
 _PROOF = "comes with the proof's drills"
@@ -124,7 +123,7 @@ PROMISES: dict[str, Promise] = {
     "protocol.8.migrate": Promise("waybill migrate is safe from several processes at once."),
     "protocol.8.bench": Promise("waybill bench ends with one JSON line."),
     "protocol.8.trace": Promise("waybill trace MESSAGE.", _TRACE),
-    "protocol.8.dead": Promise("waybill dead list|show|retry|discard.", _DEAD),
+    "protocol.8.dead": Promise("waybill dead list|show|retry|discard."),
     "protocol.8.check": Promise("waybill check audits a live deployment.", _PROOF),
     "protocol.8.drill": Promise("waybill drill NAME.", _PROOF),
     # 9. Small print.

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse
 
+from services.console.answers import describe
+from services.console.dead import api as dead
 from services.console.health import Health, look
+from services.console.relay import api as relay
 from shared import problems
 from shared.auth import bearer
 from shared.errors import ForbiddenError
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     import aiohttp
 
     from shared.auth import Verifier
+    from shared.postgres import Pool
 
 _PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
 _HEADERS = {
@@ -30,15 +34,16 @@ _HEADERS = {
 }
 
 
-def public_app(verifier: Verifier, session: aiohttp.ClientSession, services: Mapping[str, str]) -> FastAPI:
+def public_app(verifier: Verifier, session: aiohttp.ClientSession, services: Mapping[str, str], pool: Pool) -> FastAPI:
     """The app. ``services``: private base addresses by name."""
-    app = FastAPI(title="Waybill console", docs_url="/docs", redoc_url=None)
+    app = FastAPI(title="Waybill console", version="1", docs_url="/docs", redoc_url=None)
     problems.install(app)
 
     async def admin(request: Request) -> None:
         claims = await verifier.verify(bearer(request.headers.get("authorization")))
         if claims.scope != "admin":
             raise ForbiddenError("the console needs a token of the scope admin")
+        request.state.who = claims.subject
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> HTMLResponse:
@@ -48,4 +53,11 @@ def public_app(verifier: Verifier, session: aiohttp.ClientSession, services: Map
     async def health() -> Health:
         return await look(session, services)
 
+    for routes in (dead, relay):
+        app.include_router(routes.router(pool, _who), dependencies=[Depends(admin)])
+    describe(app, [*dead.KINDS, *relay.KINDS])
     return app
+
+
+def _who(request: Request) -> str:
+    return str(request.state.who)

@@ -14,8 +14,11 @@ from aiokafka.errors import KafkaError
 
 from deploy.local import endpoints
 from deploy.migrate import MigrationError, migrate_async
+from services.console.dead.command import dead
 from services.console.demo.command import demo
+from services.console.relay.command import relay
 from services.console.settings import MigrateSettings
+from services.console.terminal import fail
 from shared.auth import mint
 from shared.contracts.words import is_name
 from shared.kafka import Topics, ensure_topics
@@ -32,12 +35,6 @@ app = typer.Typer(
 Service = Literal["ingest", "relay", "gateway", "receipts", "console"]
 
 _THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
-
-
-def fail(message: str) -> NoReturn:
-    """End the command: an error on standard error, code 1."""
-    print(f"waybill: {message}", file=sys.stderr)
-    raise typer.Exit(1)
 
 
 @app.command(context_settings=_THROUGH, add_help_option=False)
@@ -94,6 +91,8 @@ def bench(context: typer.Context) -> None:
 
 
 app.command()(demo)
+app.add_typer(dead)
+app.add_typer(relay)
 
 
 async def _migrate(settings: MigrateSettings) -> None:

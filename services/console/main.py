@@ -11,23 +11,35 @@ from services.console.settings import ConsoleSettings
 from shared.auth import Verifier
 from shared.health import private_app
 from shared.logging import logger
+from shared.postgres import open_pool
 from shared.runtime import http, run
 from shared.settings import load
 
 if TYPE_CHECKING:
     import asyncio
 
+    from shared.postgres import Pool
+
+_TIMEOUT_S = 10.0
+
 
 async def serve(settings: ConsoleSettings, stop: asyncio.Event) -> None:
-    """Serve both ports until ``stop`` is set. The console needs no store: it is ready once it listens."""
+    """Serve both ports until ``stop`` is set. While Postgres is away, the health of services is still shown."""
     services = {name: str(url) for name, url in settings.console_services.items()}
+    url, size = str(settings.postgres_url), settings.postgres_pool
     async with (
         aiohttp.ClientSession() as session,
-        http(private_app({}), settings.private_host, settings.console_private_port),
-        http(public_app(Verifier(settings), session, services), settings.host, settings.console_port),
+        open_pool(url, size=size, name="waybill-console", timeout_s=_TIMEOUT_S) as pool,
+        http(private_app({"postgres": lambda: _postgres(pool)}), settings.private_host, settings.console_private_port),
+        http(public_app(Verifier(settings), session, services, pool), settings.host, settings.console_port),
     ):
         logger(__name__).info("ready", port=settings.console_port)
         await stop.wait()
+
+
+async def _postgres(pool: Pool) -> str | None:
+    await pool.fetchval("SELECT 1")
+    return None
 
 
 def main() -> None:

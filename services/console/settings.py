@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, HttpUrl, PostgresDsn, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from shared.settings import PREFIX, AuthSettings, Settings
+from shared.settings import PREFIX, AuthSettings, PostgresSettings, Settings
 
 _DEFAULT = {
     "ingest": "http://127.0.0.1:9401",
@@ -18,7 +18,7 @@ _DEFAULT = {
 }
 
 
-class ConsoleSettings(Settings, AuthSettings):
+class ConsoleSettings(Settings, PostgresSettings, AuthSettings):
     """What the console reads from the environment."""
 
     console_port: int = Field(8402, ge=0, le=65535, description="Port of the page and its API.")
@@ -37,6 +37,19 @@ class ConsoleSettings(Settings, AuthSettings):
         if any(not name or not url for name, _, url in pairs):
             raise ValueError("expected name=http://host:port, with commas between")
         return {name.strip(): url.strip() for name, _, url in pairs}
+
+
+class CommandSettings(BaseSettings):
+    """What `waybill dead` and `waybill relay` read from the environment."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", hide_input_in_errors=True)
+
+    postgres_url: PostgresDsn | None = Field(
+        None, description="Address of Postgres with the console's role in it; else that of a running `waybill up`."
+    )
+    log_level: str = Field(
+        "warning", pattern="^(debug|info|warning|error)$", description="Least level that is logged on standard error."
+    )
 
 
 class MigrateSettings(BaseSettings):

@@ -100,3 +100,47 @@ def test_what_runs_services_becomes_a_program_of_its_own(
     monkeypatch.setattr("os.execv", execv)
     assert runner.invoke(app, arguments).exit_code == 0
     assert started[0][1:] == ["-P", "-m", module, *passed]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["dead", "list"], "WAYBILL_POSTGRES_URL"),
+        (["dead", "show", "1"], "WAYBILL_POSTGRES_URL"),
+        (["dead", "retry", "1"], "WAYBILL_POSTGRES_URL"),
+        (["dead", "discard", "1", "--reason", "x"], "WAYBILL_POSTGRES_URL"),
+        (["relay", "shards", "--state", "nowhere"], "not nowhere"),
+        (["relay", "resume", "1"], "WAYBILL_POSTGRES_URL"),
+        (["relay", "rewind", "1", "2"], "WAYBILL_POSTGRES_URL"),
+    ],
+)
+def test_without_a_store_to_ask_it_is_said_how_to_name_one(
+    runner: CliRunner, monkeypatch: pytest.MonkeyPatch, arguments: list[str], what: str
+) -> None:
+    monkeypatch.delenv("WAYBILL_POSTGRES_URL", raising=False)
+    done = runner.invoke(app, arguments)
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    assert what in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["dead", "retry"],
+        ["dead", "retry", "1", "--all"],
+        ["dead", "retry", "1", "--shard", "3"],
+        ["dead", "retry", "x"],
+        ["dead", "discard", "1"],
+        ["dead", "discard", "--reason", "x"],
+        ["dead", "list", "--shard", "64"],
+        ["dead", "list", "--limit", "501"],
+        ["relay", "rewind", "64", "1"],
+        ["relay", "rewind", "1"],
+        ["relay", "rewind", "1", "0"],
+    ],
+)
+def test_what_cannot_be_asked_is_a_usage_error(runner: CliRunner, arguments: list[str]) -> None:
+    done = runner.invoke(app, arguments)
+    assert done.exit_code == 2
+    assert done.stdout == ""

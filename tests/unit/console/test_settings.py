@@ -9,6 +9,7 @@ from services.console.settings import ConsoleSettings
 @pytest.fixture(autouse=True)
 def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WAYBILL_AUTH_SECRET", "secret")
+    monkeypatch.setenv("WAYBILL_POSTGRES_URL", "postgres://waybill_console@127.0.0.1:1/waybill")
 
 
 def test_services_are_names_and_addresses(monkeypatch: pytest.MonkeyPatch) -> None:

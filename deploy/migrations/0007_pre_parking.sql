@@ -121,13 +121,17 @@ BEGIN
     FROM unnest(p_from_ids, p_to_ids, p_topics, p_offsets) AS d (from_id, to_id, topic, base_offset)
     WHERE d.to_id > v_cursor;
 
-    INSERT INTO outbox_parked (shard, id, conversation_id, topic, event_id, state, attempts, retry_at, settled_at)
-    SELECT p_shard, t.id, t.conversation_id, t.topic, t.event_id, t.outcome, (t.error IS NOT NULL)::int,
-           CASE t.outcome WHEN 'failed' THEN clock_timestamp() + t.wait_ms * interval '1 millisecond' END,
-           CASE t.outcome WHEN 'dead' THEN clock_timestamp() END
-    FROM unnest(p_ids, p_conversations, p_parked_topics, p_event_ids, p_outcomes, p_errors, p_waits_ms)
-        AS t (id, conversation_id, topic, event_id, outcome, error, wait_ms)
-    ON CONFLICT (shard, id) DO NOTHING;
+    WITH parked AS (
+        INSERT INTO outbox_parked (shard, id, conversation_id, topic, event_id, state, attempts, retry_at, settled_at)
+        SELECT p_shard, t.id, t.conversation_id, t.topic, t.event_id, t.outcome, (t.error IS NOT NULL)::int,
+               CASE t.outcome WHEN 'failed' THEN clock_timestamp() + t.wait_ms * interval '1 millisecond' END,
+               CASE t.outcome WHEN 'dead' THEN clock_timestamp() END
+        FROM unnest(p_ids, p_conversations, p_parked_topics, p_event_ids, p_outcomes, p_errors, p_waits_ms)
+            AS t (id, conversation_id, topic, event_id, outcome, error, wait_ms)
+        ON CONFLICT (shard, id) DO NOTHING
+        RETURNING id, state
+    )
+    SELECT coalesce(array_agg(id) FILTER (WHERE state = 'dead'), '{}') INTO v_dead FROM parked;
 
     INSERT INTO outbox_attempt (shard, id, attempt, error, owner, epoch)
     SELECT p_shard, t.id, 1, left(t.error, 1000), p_owner, p_epoch
@@ -135,7 +139,6 @@ BEGIN
     WHERE t.error IS NOT NULL
     ON CONFLICT (shard, id, attempt) DO NOTHING;
 
-    v_dead := ARRAY(SELECT t.id FROM unnest(p_ids, p_outcomes) AS t (id, outcome) WHERE t.outcome = 'dead');
     IF cardinality(v_dead) > 0 THEN
         PERFORM bury_parked(p_shard, v_dead);
         -- Nothing waits behind them.
@@ -152,6 +155,7 @@ CREATE FUNCTION settle_parked(
     p_ids bigint[], p_attempts int[], p_outcomes text[], p_offsets bigint[], p_errors text[], p_waits_ms bigint[]
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
+    v_dead bigint[];
     v_left bigint;
     v_first bigint;
 BEGIN
@@ -167,16 +171,21 @@ BEGIN
         ON p.shard = p_shard AND p.id = t.id AND p.attempts = t.attempts AND p.state IN ('waiting', 'failed')
     ON CONFLICT (shard, id, attempt) DO NOTHING;
 
-    UPDATE outbox_parked AS p
-    SET state = t.outcome,
-        attempts = p.attempts + 1,
-        kafka_offset = t.kafka_offset,
-        retry_at = CASE t.outcome WHEN 'failed' THEN clock_timestamp() + t.wait_ms * interval '1 millisecond' END,
-        settled_at = CASE t.outcome WHEN 'failed' THEN NULL ELSE clock_timestamp() END
-    FROM unnest(p_ids, p_attempts, p_outcomes, p_offsets, p_waits_ms) AS t (id, attempts, outcome, kafka_offset, wait_ms)
-    WHERE p.shard = p_shard AND p.id = t.id AND p.attempts = t.attempts AND p.state IN ('waiting', 'failed');
-
-    PERFORM bury_parked(p_shard, ARRAY(SELECT t.id FROM unnest(p_ids, p_outcomes) AS t (id, outcome) WHERE t.outcome = 'dead'));
+    WITH settled AS (
+        UPDATE outbox_parked AS p
+        SET state = t.outcome,
+            attempts = p.attempts + 1,
+            kafka_offset = t.kafka_offset,
+            retry_at = CASE t.outcome WHEN 'failed' THEN clock_timestamp() + t.wait_ms * interval '1 millisecond' END,
+            settled_at = CASE t.outcome WHEN 'failed' THEN NULL ELSE clock_timestamp() END
+        FROM unnest(p_ids, p_attempts, p_outcomes, p_offsets, p_waits_ms)
+            AS t (id, attempts, outcome, kafka_offset, wait_ms)
+        WHERE p.shard = p_shard AND p.id = t.id AND p.attempts = t.attempts AND p.state IN ('waiting', 'failed')
+        RETURNING p.id, p.state
+    )
+    SELECT coalesce(array_agg(id) FILTER (WHERE state = 'dead'), '{}') INTO v_dead FROM settled;
+    -- What is told twice must not undo what somebody did to the letter in between.
+    PERFORM bury_parked(p_shard, v_dead);
 
     SELECT count(*), min(id) INTO v_left, v_first FROM outbox_parked
     WHERE shard = p_shard AND conversation_id = p_conversation AND topic = p_topic AND state IN ('waiting', 'failed');
@@ -239,12 +248,15 @@ BEGIN
         RAISE EXCEPTION 'shard % has published up to id % only', p_shard, v_cursor;
     END IF;
     SELECT min(id) INTO v_first FROM outbox WHERE shard = p_shard;
-    IF v_first IS NULL OR p_id < v_first THEN
+    IF v_first IS NULL THEN
+        RAISE EXCEPTION 'the outbox of shard % is empty', p_shard;
+    END IF;
+    IF p_id < v_first THEN
         RAISE EXCEPTION 'the outbox of shard % begins at id %', p_shard, v_first;
     END IF;
     UPDATE outbox_shard SET cursor_id = p_id - 1, owner = NULL, lease_until = NULL WHERE shard = p_shard;
 
-    DELETE FROM outbox_delivery WHERE shard = p_shard AND from_id >= p_id;
+    DELETE FROM outbox_delivery WHERE shard = p_shard AND to_id >= p_id AND from_id >= p_id;
     UPDATE outbox_delivery SET to_id = p_id - 1 WHERE shard = p_shard AND to_id >= p_id;
     DELETE FROM outbox_parked WHERE shard = p_shard AND id >= p_id;
     DELETE FROM outbox_attempt WHERE shard = p_shard AND id >= p_id;

@@ -11,7 +11,11 @@ import asyncpg
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from services.relay.held import HeldShard
+from services.relay.parking import ParkingStore, Settled
+from services.relay.shards import Move, Park, ShardStore
 from shared.kafka import PARTITIONS, Topics, ensure_topics
+from shared.postgres import open_pool
 from tests.databases import Database
 from tests.relays import (
     QUICK,
@@ -461,3 +465,27 @@ async def test_a_relay_that_is_switched_off_publishes_nothing(owner_db: asyncpg.
     await drained(owner_db, timeout=60)
     await asyncio.to_thread(off.process.terminate)
     assert await off.ended() == 0
+
+
+async def test_what_is_told_twice_counts_once(owner_db: asyncpg.Connection, database: Database) -> None:
+    """The answer to a first telling may be lost, and somebody may have acted upon the letter before the second one."""
+    ids = [await add(owner_db, 1, seq=seq) for seq in (1, 2)]
+    async with open_pool(database.url("relay"), size=1, name="tests") as pool:
+        shards, parking = ShardStore(pool, "ann", 60), ParkingStore(pool, "ann")
+        [taken] = [one for one in await shards.take(64) if one.shard == shard_of(1)]
+        held, queue = HeldShard(taken, 0), (conversation(1), "events.v1")
+        parks = [Park(id_, queue[0], queue[1], uuid.uuid4(), "waiting") for id_ in ids]
+        parks[0] = parks[0]._replace(outcome="failed", error="no", wait_ms=5)
+        dead = [Settled(ids[0], 1, "dead", None, "no again")]
+        for _ in range(2):
+            assert await shards.park(Move(held.number, held.epoch, ids[1], [], parks))
+        for _ in range(2):
+            assert await parking.settle(held, queue, dead) == 1
+            await owner_db.execute("UPDATE dead_letter SET state = 'discarded'")
+        assert [letter["state"] for letter in await letters(owner_db)] == ["discarded"]
+        attempts = await owner_db.fetch("SELECT id, attempt, error FROM outbox_attempt ORDER BY id, attempt")
+        assert [tuple(attempt) for attempt in attempts] == [(ids[0], 1, "no"), (ids[0], 2, "no again")]
+        fenced = HeldShard(taken._replace(epoch=taken.epoch - 1), 0)
+        assert await parking.settle(fenced, queue, [Settled(ids[1], 0, "sent", 7)]) is None
+        assert not await shards.park(Move(fenced.number, fenced.epoch, ids[1], [], parks))
+        assert await state_of(owner_db, ids[1]) == "waiting"

@@ -21,8 +21,8 @@ SELECT dead_id, state, event_id, conversation_id, topic, error, died_at FROM exp
 
 -- name: gauges
 -- Partitions above and below the one that ids are drawn in, and the age in seconds of the oldest letter that nobody settled.
-SELECT count(*) FILTER (WHERE p.low > n.last_value) AS ahead,
-       count(*) FILTER (WHERE p.high <= n.last_value) AS behind,
+SELECT count(*) FILTER (WHERE p.low > n.id) AS ahead,
+       count(*) FILTER (WHERE p.high <= n.id) AS behind,
        (SELECT extract(epoch FROM clock_timestamp() - min(o.died_at))::float8
         FROM outbox_shard AS s
         CROSS JOIN LATERAL (
@@ -31,4 +31,4 @@ SELECT count(*) FILTER (WHERE p.low > n.last_value) AS ahead,
             ORDER BY d.died_at LIMIT 1
         ) AS o) AS oldest_letter_s
 FROM outbox_partitions('outbox') AS p
-CROSS JOIN outbox_id_seq AS n
+CROSS JOIN next_outbox_id() AS n (id)

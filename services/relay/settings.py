@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from services.relay.breaker import Limits
 from services.relay.lease import Timing
 from services.relay.redrive import Window
+from services.relay.retention import Periods
 from services.relay.retries import Retries
 from shared.settings import KafkaSettings, PostgresSettings, Settings
 
@@ -97,6 +98,35 @@ class RelaySettings(Settings, PostgresSettings, KafkaSettings):
     relay_redrive_cap: int = Field(
         1_000, ge=1, description="At most so many dead letters are tried again in one such time."
     )
+
+    relay_outbox_period_s: int = Field(
+        86_400,
+        ge=60,
+        description=(
+            "For how long ids are drawn in one partition of the outbox, in seconds: what is deleted is forgotten in "
+            "whole partitions."
+        ),
+    )
+    relay_outbox_retention_s: int = Field(
+        604_800,
+        ge=60,
+        description=(
+            "For how long published rows stay in the outbox, in seconds; a reader of Kafka can be served again from "
+            "there. Rows that are not published, or parked, stay longer."
+        ),
+    )
+    relay_dead_letter_retention_s: int = Field(
+        2_592_000,
+        ge=3_600,
+        description=(
+            "For how long a dead letter is kept once it is settled, or since it died if nobody settles it, in seconds."
+        ),
+    )
+
+    @property
+    def periods(self) -> Periods:
+        """How long things last."""
+        return Periods(self.relay_outbox_period_s, self.relay_outbox_retention_s, self.relay_dead_letter_retention_s)
 
     @property
     def limits(self) -> Limits:

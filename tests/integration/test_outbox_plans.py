@@ -1,0 +1,265 @@
+"""What the hot statements touch in an outbox of two million rows: pages of 8 KiB, never a whole table.
+
+Each runs as its role, as often planned as in service, in a transaction that is undone. The bounds are a few times what
+was measured; a scan of any of these tables would touch thousands.
+"""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from services.relay import backlog, parking, retention, shards, tail
+from shared.postgres import to_array
+from shared.statements import statements
+from tests.databases import Database, Databases, run
+
+pytestmark = pytest.mark.timeout(240)
+
+SIZE = 1 << 26
+ROWS = 1_000_000
+"""Of each of the two partitions, all of the closed one and half of the other published."""
+
+SHARDS = 64
+BATCH = 100
+CURSOR = SIZE + ROWS // 2
+
+TRACING = statements(str(Path(__file__).parents[2] / "docs" / "operations" / "tracing.md"))
+TAIL, BACKLOG, STORE = statements(tail.__file__), statements(backlog.__file__), statements(shards.__file__)
+PARKING, RETENTION = statements(parking.__file__), statements(retention.__file__)
+
+BIG = (
+    "outbox_p0", "outbox_p1", "outbox_delivery_p0", "outbox_parked", "outbox_attempt", "dead_letter",
+    "dead_letter_action", "event", "conversation", "member", "receipt",
+)  # fmt: skip
+
+FILL = f"""
+    CREATE FUNCTION conversation_of(n bigint) RETURNS uuid LANGUAGE sql IMMUTABLE
+    RETURN lpad(to_hex(n % 5000), 32, '0')::uuid;
+
+    INSERT INTO outbox (shard, id, conversation_id, seq, event_id, topic, type, source, payload, created_at)
+    SELECT n % {SHARDS}, n, conversation_of(n), n / 5000 + 1, uuidv7(make_interval(secs => (n - {2 * ROWS}) * 0.01)),
+           CASE WHEN n / {SHARDS} % 4 = 0 THEN 'receipts.v1' ELSE 'events.v1' END, '', '', '',
+           clock_timestamp() - interval '10 days' + make_interval(secs => n * 0.01)
+    FROM generate_series(1, {ROWS}) AS n;
+    SELECT setval('outbox_id_seq', {SIZE + ROWS});
+    INSERT INTO outbox
+    SELECT shard, id + {SIZE}, conversation_id, seq + 200, uuidv7(make_interval(secs => (id - {ROWS}) * 0.01)), topic,
+           type, source, headers, payload, created_at + interval '10 days'
+    FROM outbox WHERE id <= {ROWS} ORDER BY id;
+
+    UPDATE outbox_shard SET owner = 'ann', epoch = 1, lease_until = clock_timestamp() + interval '1 hour',
+        cursor_id = {CURSOR} - {CURSOR} % {SHARDS} + shard;
+    INSERT INTO outbox_delivery (shard, from_id, to_id, topic, partition, base_offset, owner, epoch)
+    SELECT shard, min(id), max(id), topic, shard, min(id) / 64, 'ann', 1
+    FROM outbox WHERE id <= {CURSOR} GROUP BY shard, id / {SHARDS} / 10, topic;
+
+    -- One row in fifty was parked; those of the last hundredth are open.
+    INSERT INTO outbox_parked (shard, id, conversation_id, topic, event_id, state, attempts, retry_at)
+    SELECT shard, id, conversation_id, topic, event_id,
+           CASE WHEN id < {CURSOR - ROWS // 100} THEN 'sent' ELSE 'failed' END, 2,
+            CASE WHEN id >= {CURSOR - ROWS // 100} THEN clock_timestamp() + interval '1 hour' END
+    FROM outbox WHERE id <= {CURSOR} AND id / {SHARDS} % 50 = 7;
+    INSERT INTO outbox_attempt (shard, id, attempt, error, owner, epoch)
+    SELECT shard, id, n, 'no', 'ann', 1 FROM outbox_parked, generate_series(1, 2) AS n;
+    INSERT INTO dead_letter (origin, shard, outbox_id, conversation_id, seq, event_id, topic, type, source, headers,
+        payload, created_at, state, attempts, error, died_at, settled_at)
+    SELECT 'outbox', shard, id, conversation_id, seq, event_id, topic, type, source, headers, payload, created_at,
+           CASE WHEN id / {SHARDS} / 50 % 10 = 0 THEN 'dead' ELSE 'sent' END, 2, 'no', created_at,
+           CASE WHEN id / {SHARDS} / 50 % 10 <> 0 THEN created_at END
+    FROM outbox WHERE id <= {CURSOR} AND id / {SHARDS} % 50 = 8;
+    INSERT INTO dead_letter_action (dead_id, action, who) SELECT dead_id, 'retry', 'ann' FROM dead_letter;
+
+    INSERT INTO conversation (conversation_id, shard, kind, history, creator_id, last_seq, created_at)
+    SELECT conversation_of(n), n % {SHARDS}, 'group', 'all', 'u0', 20, clock_timestamp()
+    FROM generate_series(0, 4999) AS n;
+    INSERT INTO event (conversation_id, seq, event_id, type, sender_id, client_msg_id, digest, created_at)
+    SELECT conversation_id, seq, event_id, 'message', 'u' || id % 20, id::text, '', created_at FROM outbox
+    WHERE id <= 100000;
+    INSERT INTO member (conversation_id, user_id, role, visible)
+    SELECT conversation_of(c), 'u' || (c + m) % 5000, 'member', '{{[1,)}}'
+    FROM generate_series(0, 4999) AS c, generate_series(0, 9) AS m;
+    INSERT INTO receipt (conversation_id, user_id, delivered) SELECT conversation_id, user_id, '{{[1,18)}}' FROM member;
+
+    VACUUM ANALYZE;
+"""
+
+
+@pytest.fixture(scope="module")
+def filled(databases: Databases) -> Iterator[Database]:
+    made = databases.create()
+    run(_fill(made))
+    yield made
+    databases.drop(made)
+
+
+async def _fill(database: Database) -> None:
+    connection = await asyncpg.connect(database.owner_url)
+    try:
+        await connection.execute("SET synchronous_commit = off")
+        for statement in FILL.split(";\n"):
+            if statement.strip():
+                await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+class Role:
+    """A role's connection, which tells what a statement touches."""
+
+    def __init__(self, connection: asyncpg.Connection) -> None:
+        self._connection = connection
+        self._prepared = 0
+
+    async def touched(self, statement: str, *arguments: object) -> int:
+        """Pages that the statement touches once it is planned. Fails if it scans one of `BIG`."""
+        self._prepared += 1
+        name = f"statement_{self._prepared}"
+        # The arguments' types come from the statement, as in service.
+        await self._connection.execute(f"PREPARE {name} AS {statement}")
+        call = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE {name}"
+        if arguments:
+            call += f"({', '.join(map(_literal, arguments))})"
+        for _ in range(2):
+            transaction = self._connection.transaction()
+            await transaction.start()
+            try:
+                [explained] = json.loads(await self._connection.fetchval(call))
+                scans = await self._connection.fetch(
+                    "SELECT relname FROM pg_stat_xact_user_tables WHERE seq_scan > 0 AND relname = ANY ($1::text[])",
+                    BIG,
+                )
+            finally:
+                await transaction.rollback()
+        assert [row[0] for row in scans] == [], f"scanned by {statement[:60]}"
+        plan: dict[str, Any] = explained["Plan"]
+        return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+def _literal(value: object) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, list | tuple):
+        return "'{" + ",".join("NULL" if one is None else f'"{one}"' for one in value) + "}'"
+    return f"'{value}'"
+
+
+@pytest.fixture
+async def relay(filled: Database) -> AsyncIterator[Role]:
+    connection = await asyncpg.connect(filled.url("relay"))
+    yield Role(connection)
+    await connection.close()
+
+
+@pytest.fixture
+async def console(filled: Database) -> AsyncIterator[Role]:
+    connection = await asyncpg.connect(filled.url("console"))
+    yield Role(connection)
+    await connection.close()
+
+
+@pytest.fixture
+async def owner(filled: Database) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(filled.owner_url)
+    yield connection
+    await connection.close()
+
+
+ALL = list(range(SHARDS))
+HELD = [CURSOR - CURSOR % SHARDS + number for number in ALL]
+"""The cursors."""
+
+
+async def test_reading_behind_a_backlog(relay: Role) -> None:
+    shards, held, end, most = (to_array(numbers) for numbers in (ALL, HELD, [SIZE + ROWS] * SHARDS, [128] * SHARDS))
+    for name in ("read", "read_large"):
+        assert await relay.touched(TAIL[name], shards, held, most, 1_000_000) < 64 * 160
+        assert await relay.touched(TAIL[name], shards, end, most, 1_000_000) < 64 * 8
+    assert await relay.touched(BACKLOG["oldest_unsent"]) < 64 * 10
+    assert await relay.touched(BACKLOG["backlog"], 1_000) < 64 * 1_100
+
+
+async def test_moving_cursors(relay: Role) -> None:
+    shards, epochs, to_ids = to_array(ALL), to_array([1] * SHARDS), [cursor + 640 for cursor in HELD]
+    moves = ("ann", shards, epochs, to_array(to_ids))
+    placed = (shards, to_array(to_id - 5 for to_id in to_ids), to_array(to_ids), ["events.v1"] * SHARDS)
+    assert await relay.touched(STORE["advance"], *moves, *placed, to_array([9] * SHARDS)) < 64 * 20
+    assert await relay.touched(STORE["renew"], "ann", 60, ALL, [1] * SHARDS) < 64 * 20
+    assert await relay.touched(STORE["take"], "ben", 60, 64) < 64 * 20
+    assert await relay.touched(STORE["take_own"], "ann", 60) < 64 * 20
+    assert await relay.touched(STORE["give_back"], "ann", ALL, [1] * SHARDS) < 64 * 20
+
+
+async def test_parking(relay: Role, owner: asyncpg.Connection) -> None:
+    rows = await owner.fetch(
+        "SELECT id, conversation_id, topic, event_id FROM outbox WHERE shard = 3 AND id > $1 ORDER BY id LIMIT $2",
+        HELD[3],
+        BATCH,
+    )
+    ids, conversations, topics, events = zip(*rows, strict=True)
+    outcomes = ["failed", "dead"] * (BATCH // 2)
+    parks = (ids, conversations, topics, events, outcomes, ["no"] * BATCH, [1000] * BATCH)
+    delivery = ([ids[0]], [ids[-1]], ["events.v1"], [7])
+    assert await relay.touched(STORE["park"], "ann", 1, 3, ids[-1], *delivery, *parks) < BATCH * 60
+
+
+async def test_retrying(relay: Role, owner: asyncpg.Connection) -> None:
+    row = await owner.fetchrow("SELECT * FROM outbox_parked WHERE shard = 3 AND state = 'failed' ORDER BY id LIMIT 1")
+    assert row is not None
+    queue = (row["conversation_id"], row["topic"])
+    assert await relay.touched(PARKING["queues"], 3) < 50
+    assert await relay.touched(BACKLOG["parked"]) < 64 * 50
+    assert await relay.touched(PARKING["due_queues"], ALL, 100) < 500
+    assert await relay.touched(PARKING["due_letters"], ALL, 100) < 64 * 8
+    assert await relay.touched(PARKING["queue"], 3, *queue, 100) < 200
+    settle = ("ann", 1, 3, *queue, [row["id"]], [2], ["dead"], [None], ["no"], [None])
+    assert await relay.touched(PARKING["settle"], *settle) < 200
+    dead_id = await owner.fetchval("SELECT dead_id FROM dead_letter WHERE shard = 3 AND state = 'dead' LIMIT 1")
+    assert await relay.touched(PARKING["letter"], dead_id) < 20
+    assert await relay.touched(PARKING["settle_letter"], "ann", 1, 3, dead_id, None, "no") < 100
+    assert await relay.touched(PARKING["redrive"], "2000-01-01", 100, "redrive") < 3_000
+
+
+async def test_rewinding(owner: asyncpg.Connection) -> None:
+    """It pays for what it takes back, here a thousand rows, and for no more."""
+    assert await Role(owner).touched("SELECT rewind_shard($1, $2, 'ann')", 3, HELD[3] - SHARDS * 1000) < 2_000
+
+
+async def test_retention(relay: Role) -> None:
+    day = 86_400
+    assert await relay.touched(RETENTION["make"], 16) < 8_000
+    assert await relay.touched(RETENTION["close"], 100 * day) < 64 * 20
+    assert await relay.touched(RETENTION["drop"], 100 * day) < 64 * 40
+    assert await relay.touched(RETENTION["forget_parked"], 100) < 64 * 20
+    assert await relay.touched(RETENTION["expire_letters"], 5 * day, 100) < 100 * 100
+    assert await relay.touched(RETENTION["expire_letters"], 100 * day, 100) < 64 * 20
+    assert await relay.touched(RETENTION["gauges"]) < 64 * 40
+
+
+async def test_dropping_looks_at_the_ends_only(relay: Role) -> None:
+    """The partition itself goes with its files."""
+    assert await relay.touched(RETENTION["drop"], 1) < 8_000
+
+
+@pytest.mark.parametrize("id_", [ROWS // 3 // SHARDS * SHARDS + 5, CURSOR - 5000, SIZE + ROWS - 5000])
+async def test_where_a_row_is(console: Role, owner: asyncpg.Connection, id_: int) -> None:
+    row = await owner.fetchrow("SELECT shard, event_id FROM outbox WHERE id = $1 AND shard = $1 % 64", id_)
+    assert row is not None
+    assert await console.touched("SELECT * FROM outbox_state WHERE shard = $1 AND id = $2", row["shard"], id_) < 500
+    assert await console.touched("SELECT * FROM outbox_state WHERE event_id = $1", row["event_id"]) < 1_500
+    for name in ("how_often_tried", "why_it_failed", "what_became_of_its_letter", "where_in_kafka"):
+        assert await console.touched(TRACING[name], row["event_id"]) < 1_500, name
+
+
+async def test_the_way_of_an_event(console: Role, owner: asyncpg.Connection) -> None:
+    event_id = await owner.fetchval("SELECT event_id FROM event WHERE seq = 7 LIMIT 1")
+    assert await console.touched(TRACING["event_by_seq"], "0" * 32, 7) < 20
+    assert await console.touched(TRACING["event_by_client_id"], "0" * 32, "u1", "5") < 20
+    assert await console.touched(TRACING["who_sent_it"], event_id) < 20
+    assert await console.touched(TRACING["to_whom"], event_id) < 300
+    assert await console.touched(TRACING["not_yet_delivered"], "u17", 1, timedelta(0), 100) < 500
+    assert await console.touched(TRACING["not_yet_delivered"], "", 10, timedelta(0), 100) < 5_000

@@ -176,9 +176,7 @@ async def test_order_holds_whatever_comes(pool: Pool, database: Database, seed: 
         await db.execute("UPDATE outbox_parked SET retry_at = now() WHERE retry_at IS NOT NULL")
 
     async def ask() -> None:
-        await db.execute(
-            f"UPDATE dead_letter SET state = 'retrying' WHERE state = 'dead' AND dead_id % 2 = {seed % 2}"
-        )
+        await db.execute(f"UPDATE dead_letter SET state = 'retrying' WHERE state = 'dead' AND dead_id % 2 = {seed % 2}")
 
     async def die() -> None:
         nonlocal life

@@ -67,6 +67,7 @@ types: setup ## the strict type checker
 bench: setup ## measure, side by side with the reference, and write docs/performance.md
 	$(BIN)/waybill bench send --keep
 	$(BIN)/waybill bench e2e --keep
+	$(BIN)/waybill bench relay --deep 5000000 --keep
 
 docs: setup ## write the generated reference anew
 	$(BIN)/python -m deploy.reference

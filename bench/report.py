@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from bench import results
+from bench import relay, results
 from bench.words import as_times, at, words_on
 
 if TYPE_CHECKING:
@@ -24,6 +24,14 @@ _HEADINGS = {
     "unsent_at_end": "not yet in Kafka at the end",
     "disordered": "out of order",
     "repeated": "twice",
+    "drain_rows_s": "drain, rows/s",
+    "cpu_s_per_million": "CPU s per 1 M, drain",
+    "rss_mb": "MiB",
+    "idle_cpu": "idle, % of a core",
+    "p50_ms_at_5000": "p50 ms at 5,000/s",
+    "p99_ms_at_5000": "p99 ms at 5,000/s",
+    "cpu_s_per_million_at_1000": "CPU s per 1 M at 1,000/s",
+    "cpu_s_per_million_at_5000": "CPU s per 1 M at 5,000/s",
 }
 
 
@@ -65,11 +73,23 @@ _TABLES: dict[str, tuple[tuple[str, ...], tuple[_Line, ...]]] = {
             _Line("– Waybill is better by", ("ratio_after_commit",), times=True),
         ),
     ),
+    "relay": (
+        (*relay.COMPARED, *relay.FURTHER),
+        (
+            _Line("Waybill", ("waybill",)),
+            _Line("Debezium", ("peer",)),
+            _Line("– Waybill is better by", ("ratio",), times=True),
+            _Line("Debezium, tuned for latency", ("peer_tuned",)),
+            _Line("– Waybill is better by", ("ratio_tuned",), times=True),
+            _Line("Waybill, a long backlog", ("deep",)),
+        ),
+    ),
 }
 
 _TITLES = {
     "send": "Sends per second on one connection budget (`send`)",
     "e2e": "From a send to the other member's socket (`e2e`)",
+    "relay": "From the outbox to Kafka (`relay`)",
 }
 
 _HEAD = """\
@@ -79,10 +99,10 @@ Written by `python -m bench.report` from the kept results in `bench/results`; `w
 anew. Each benchmark measures Waybill and a reference in turn in the same run, on the same Postgres and Kafka, and tells
 the medians of the turns. Absolute figures belong to the machine; the ratios travel better.
 
-The reference (`bench/reference/seed_outbox.py`) is the plain outbox that Waybill replaces: one transaction per message,
-an outbox table with a status column and a composite index, a dispatcher that claims batches of 100 by
-`FOR UPDATE SKIP LOCKED`. It is tuned within its design; what was tuned stands at the top of that file. It checks
-neither membership nor rights nor the body, all of which Waybill does.
+The reference of `send` and `e2e` (`bench/reference/seed_outbox.py`) is the plain outbox that Waybill replaces: one
+transaction per message, an outbox table with a status column and a composite index, a dispatcher that claims batches
+of 100 by `FOR UPDATE SKIP LOCKED`. It is tuned within its design; what was tuned stands at the top of that file. It
+checks neither membership nor rights nor the body, all of which Waybill does. The peer of `relay` is Debezium.
 """
 
 

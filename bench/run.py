@@ -20,10 +20,14 @@ from rich.console import Console
 from rich.table import Table
 from websockets.exceptions import WebSocketException
 
-from bench import e2e, report, results, send, stage
+from bench import e2e, harness, relay, report, results, send, stage
 from bench.machine import machine
+from bench.outbox import new_folder
 from bench.words import words_on
+from deploy.local.process import StartError
 from deploy.local.running import NotRunningError
+from deploy.local.stack import Stack
+from deploy.migrate import MigrationError
 from shared.errors import WaybillError
 
 if TYPE_CHECKING:
@@ -31,15 +35,18 @@ if TYPE_CHECKING:
 
     from deploy.local.endpoints import Endpoints
 
-NAMES = ("send", "e2e")
+NAMES = ("send", "e2e", "relay")
 
 _EXPECTED = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
+    ImportError,
     KafkaError,
+    MigrationError,
     NotRunningError,
     OSError,
     RuntimeError,
+    StartError,
     TimeoutError,
     ValueError,
     WaybillError,
@@ -48,10 +55,13 @@ _EXPECTED = (
 )
 """What keeps a benchmark from its end; people are told in a line, without a traceback."""
 
+_WHAT = "send: sends per second; e2e: from a send to the other's socket; relay: from the outbox to Kafka"
+
 _INTERRUPTED = 130
 _MOST_SECONDS = 600
 _MOST_RATE = 10_000
 _LEAST_POOL = 5
+_LEAST_ROWS, _MOST_ROWS = 1_000, 20_000_000
 
 
 def parser() -> argparse.ArgumentParser:
@@ -59,14 +69,19 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="waybill bench", description="Measure Waybill and its reference side by side, in turn, in one run."
     )
-    made.add_argument("name", choices=NAMES, help="send: sends per second; e2e: from a send to the other's socket")
+    made.add_argument("name", choices=NAMES, help=_WHAT)
     made.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
     made.add_argument("--keep", action="store_true", help="keep the result and write docs/performance.md anew")
     made.add_argument("--endpoints", type=Path, help="endpoints.json of a Waybill that runs; default: start one")
     made.add_argument("--rounds", type=_rounds, help="turns of each side (default 3)")
-    made.add_argument("--seconds", type=_seconds, help="measured seconds of a turn (send 8, e2e 12)")
+    made.add_argument("--seconds", type=_seconds, help="measured seconds of a turn (send 8, e2e 12, relay 12)")
     made.add_argument("--rate", type=_rate, help="messages per second of e2e (default 50)")
     made.add_argument("--pool", type=_pool, default=8, help="connections to Postgres of each side (8)")
+    of_relay = made.add_argument_group("relay", "on stores of its own; --seconds is for each of its rates")
+    of_relay.add_argument("--backlog", type=_rows, help="rows to drain in a turn (200000)")
+    of_relay.add_argument("--deep", type=_rows, help="then Waybill drains so many in one go; its memory is watched")
+    of_relay.add_argument("--peer", type=Path, help=f"folder of the peer's harness (default {harness.FOLDER})")
+    of_relay.add_argument("--alone", action="store_true", help="measure Waybill without the peer")
     return made
 
 
@@ -76,8 +91,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.ERROR)
     command = shlex.join(["waybill", "bench", *(sys.argv[1:] if arguments is None else arguments)])
     try:
-        with stage.waybill(options.endpoints, pool=options.pool) as of:
-            measured = uvloop.run(_measure(of, options))
+        if options.name == "relay":
+            measured = _measure_relay(options)
+        else:
+            with stage.waybill(options.endpoints, pool=options.pool) as of:
+                measured = uvloop.run(_measure(of, options))
     except _EXPECTED as error:
         print(f"waybill bench: {str(error) or type(error).__name__}", file=sys.stderr)
         return 1
@@ -106,6 +124,16 @@ async def _measure(of: Endpoints, options: argparse.Namespace) -> dict[str, obje
     if options.rate is not None:
         given["rate_s"] = options.rate
     return await e2e.measure(of, dataclasses.replace(e2e.Settings(pool=options.pool), **given))
+
+
+def _measure_relay(options: argparse.Namespace) -> dict[str, object]:
+    names = ("rounds", "seconds", "backlog", "deep", "peer", "alone")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    with new_folder() as name:
+        folder = Path(name)
+        stage.say("starting Postgres and Kafka")
+        with Stack(folder / "state") as stack:
+            return uvloop.run(relay.measure(stack, folder, relay.Settings(**given)))
 
 
 def show(result: Mapping[str, object], console: Console) -> None:
@@ -138,6 +166,13 @@ def _rounds(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _rows(text: str) -> int:
+    value = int(text)
+    if not _LEAST_ROWS <= value <= _MOST_ROWS:
+        raise argparse.ArgumentTypeError(f"must be from {_LEAST_ROWS} to {_MOST_ROWS}")
     return value
 
 

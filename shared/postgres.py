@@ -35,8 +35,13 @@ RETRIABLE: tuple[type[BaseException], ...] = (
     asyncpg.SerializationError,
     asyncpg.InsufficientResourcesError,
     asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.InternalClientError,
 )
-"""What passes by itself: the server is away, restarting or full, or somebody held a lock for too long."""
+"""What passes by itself: the server is away, restarting or full, or somebody held a lock for too long.
+
+The last one is asyncpg's word for a statement on a connection that the server is just closing ("another operation is in
+progress": the farewell).
+"""
 
 _CLOSE_S = 5.0
 
@@ -44,9 +49,11 @@ _CLOSE_S = 5.0
 Record = asyncpg.Record
 if TYPE_CHECKING:
     Pool = asyncpg.Pool[Record]
+    PooledConnection = asyncpg.pool.PoolConnectionProxy[Record]
     _Base = asyncpg.Connection[Record]
 else:
     Pool = asyncpg.Pool
+    PooledConnection = asyncpg.pool.PoolConnectionProxy
     _Base = asyncpg.Connection
 
 
@@ -94,6 +101,14 @@ def unavailable_if_away() -> Iterator[None]:
 def from_multirange(value: Iterable[asyncpg.Range[int]]) -> RangeSet:
     """An ``int8multirange`` as asyncpg reads it (canonical: lower end in, upper end out)."""
     return RangeSet((r.lower or 0, OPEN if r.upper is None else r.upper - 1) for r in value if not r.isempty)
+
+
+def to_array(numbers: Iterable[int]) -> str:
+    """The text of an array of numbers, for a parameter that the statement casts.
+
+    For hot paths: asyncpg's own encoding asks of every element whether it is iterable.
+    """
+    return "{" + ",".join(map(str, numbers)) + "}"
 
 
 def to_multirange(ranges: RangeSet) -> str:

@@ -73,7 +73,7 @@ class Batch:
     unknown: str | None = None
 
 
-def build(
+def build(  # noqa: PLR0915, PLR0917 - a call for each row would cost more than the row
     rows: deque[Record],
     at_most: int,
     new_builder: Callable[[], Builder],
@@ -120,10 +120,9 @@ def build(
             part = Part(topic, new_builder(), id_, id_, str(event_id))
         try:
             # Most rows are like the one before them, and comparing is cheaper than writing anew.
-            if type_ != last_type:
-                ce_type, last_type = ("ce_type", type_.encode()), type_
-            if source != last_source:
-                ce_source, last_source = ("ce_source", source.encode()), source
+            if type_ != last_type or source != last_source:
+                ce_type, ce_source = ("ce_type", type_.encode()), ("ce_source", source.encode())
+                last_type, last_source = type_, source
             key = str(conversation_id).encode()
             headers = [
                 _SPEC_VERSION,

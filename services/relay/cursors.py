@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from services.relay.held import HeldShard
     from services.relay.shards import ShardStore
 
-_GATHER_S = 0.02
+_GATHER_S = 0.05
 """How far stored cursors may lag: so much is sent again after a kill, and a write costs Postgres a commit."""
 
 _WRITE_S = 15.0

@@ -131,6 +131,9 @@ class Line:
 
     async def _woken(self, at_most_s: float | None) -> None:
         self._shard.wake.clear()
+        if at_most_s is None:
+            await self._shard.wake.wait()
+            return
         try:
             async with asyncio.timeout(at_most_s):
                 await self._shard.wake.wait()
@@ -170,7 +173,8 @@ class Line:
         shard.acked_id = batch.to_id
         parks = [_park(row, "waiting") for row in batch.waiting]
         self._common.cursors.moved(shard, batch.to_id, placed, parks)
-        PARKED_ROWS.labels("waiting").inc(len(parks))
+        if parks:
+            PARKED_ROWS.labels("waiting").inc(len(parks))
         if batch.rows:
             shard.breaker.sent(batch.rows, time.monotonic())
             BATCH_ROWS.observe(batch.rows)

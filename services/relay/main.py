@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 from typing import TYPE_CHECKING
 
 from services.relay.backlog import Backlog
@@ -13,6 +14,7 @@ from services.relay.holder import Holder
 from services.relay.parking import ParkingStore
 from services.relay.publisher import Publisher
 from services.relay.redrive import Redrive
+from services.relay.retention import Retention
 from services.relay.settings import RelaySettings
 from services.relay.shards import ShardStore
 from services.relay.tail import Tail
@@ -34,9 +36,12 @@ _LEASE_CONNECTIONS = 2
 
 
 class Relay:
-    """The relay's loops and what they share. ``leases`` is a pool of its own, so that no load delays a renewal."""
+    """The relay's loops and what they share.
 
-    def __init__(self, settings: RelaySettings, pool: Pool, leases: Pool) -> None:
+    ``leases`` and ``reading`` are pools of their own, so that no load delays a renewal or a look at the outbox.
+    """
+
+    def __init__(self, settings: RelaySettings, pool: Pool, leases: Pool, reading: Pool) -> None:
         self._pool = pool
         self._unsent_limit_s = settings.relay_unsent_limit_ms / 1000
         self._grace_s = min(_GRACE_S, settings.timing.longest_s)
@@ -57,12 +62,13 @@ class Relay:
             client_id=f"waybill-relay-{owner}",
         )
         self._tail = Tail(
-            pool,
+            reading,
             self._held,
             batch_size=settings.relay_batch_size,
             longest_wait_s=settings.relay_fixed_delay_ms / 1000,
         )
         self._backlog = Backlog(pool)
+        self._retention = Retention(pool, settings.periods)
         self._due = Due(parking, self._held)
         self._redrive = Redrive(parking, settings.redrive, settings.relay_redrive_cap) if settings.redrive else None
         leases_store = ShardStore(leases, owner, timing.lease_s)
@@ -83,10 +89,11 @@ class Relay:
             def start(name: str, loop: Coroutine[None, None, None]) -> asyncio.Task[None]:
                 return group.create_task(_never_ending(name, loop, stop), name=name)
 
-            background = [start("backlog", self._backlog.run())]
+            background = [start("backlog", self._backlog.run()), start("retention", self._retention.run())]
             if not self._enabled:
                 await stop.wait()
-                background[0].cancel()
+                for task in background:
+                    task.cancel()
                 return
             holder, tail = start("leases", self._holder.run()), start("tail", self._tail.run())
             publisher, cursors = start("publish", self._publisher.run()), start("cursors", self._cursors.run())
@@ -163,8 +170,9 @@ async def serve(settings: RelaySettings, stop: asyncio.Event) -> None:
     async with (
         open_pool(url, size=settings.postgres_pool, name="waybill-relay") as pool,
         open_pool(url, size=_LEASE_CONNECTIONS, name="waybill-relay-leases", timeout_s=5.0) as leases,
+        open_pool(url, size=1, name="waybill-relay-tail") as reading,
     ):
-        relay = Relay(settings, pool, leases)
+        relay = Relay(settings, pool, leases, reading)
         async with http(private_app(relay.checks()), settings.private_host, settings.relay_private_port):
             await relay.run(stop)
 
@@ -172,6 +180,9 @@ async def serve(settings: RelaySettings, stop: asyncio.Event) -> None:
 def main() -> None:
     """Start from the environment."""
     settings = load(RelaySettings)
+    # Rows and records live for milliseconds and hold no cycles: looking for some after every 700 finds none.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
     run("relay", settings.log_level, functools.partial(serve, settings))
 
 

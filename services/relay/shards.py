@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from shared.postgres import to_array
 from shared.statements import statements
 
 if TYPE_CHECKING:
@@ -111,14 +112,14 @@ class ShardStore:
         rows = await self._pool.fetch(
             _ADVANCE,
             self._owner,
-            [move.shard for move in moves],
-            [move.epoch for move in moves],
-            [move.to_id for move in moves],
-            shard,
-            from_id,
-            to_id,
+            to_array(move.shard for move in moves),
+            to_array(move.epoch for move in moves),
+            to_array(move.to_id for move in moves),
+            to_array(shard),
+            to_array(from_id),
+            to_array(to_id),
             topic,
-            base,
+            to_array(base),
         )
         moved = {row[0] for row in rows}
         return {(move.shard, move.epoch) for move in moves if move.shard not in moved}

@@ -74,7 +74,7 @@ RETURNING s.shard
 WITH mine AS (
     SELECT s.shard, m.epoch, m.to_id
     FROM outbox_shard AS s
-    JOIN unnest($2::smallint[], $3::bigint[], $4::bigint[]) AS m (shard, epoch, to_id) ON m.shard = s.shard
+    JOIN unnest($2::text::smallint[], $3::text::bigint[], $4::text::bigint[]) AS m (shard, epoch, to_id) ON m.shard = s.shard
     WHERE s.owner = $1 AND s.epoch = m.epoch AND s.cursor_id <= m.to_id
     ORDER BY s.shard
     FOR NO KEY UPDATE OF s
@@ -87,7 +87,7 @@ WITH mine AS (
 ), kept AS (
     INSERT INTO outbox_delivery (shard, from_id, to_id, topic, partition, base_offset, owner, epoch)
     SELECT d.shard, d.from_id, d.to_id, d.topic, d.shard, d.base_offset, $1, moved.epoch
-    FROM unnest($5::smallint[], $6::bigint[], $7::bigint[], $8::text[], $9::bigint[])
+    FROM unnest($5::text::smallint[], $6::text::bigint[], $7::text::bigint[], $8::text[], $9::text::bigint[])
         AS d (shard, from_id, to_id, topic, base_offset)
     JOIN moved ON moved.shard = d.shard AND moved.from_id < d.to_id
 )

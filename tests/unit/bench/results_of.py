@@ -9,7 +9,7 @@ def of(name: str) -> dict[str, object]:
         "date": "2026-01-02T03:04:05+00:00",
         "command": f"waybill bench {name}",
     }
-    return {**(_SEND if name == "send" else _E2E), **ends}
+    return {**{"send": _SEND, "e2e": _E2E, "relay": _RELAY}[name], **ends}
 
 
 def _figures(rate_s: float, ms: float, unsent: float) -> dict[str, float]:
@@ -61,4 +61,38 @@ _E2E: dict[str, object] = {
     "peer_after_commit": {"p50_ms": 4.0, "p99_ms": 9.0, "commit_p50_ms": 2.0, "repeated": 1.0, "disordered": 17.0},
     "ratio_after_commit": {"p50_ms": 0.33, "p99_ms": 0.36},
     "settings": {"pool": 8, "users": 20, "chats": 50, "rate_s": 200.0, "warm_s": 3.0, "measure_s": 12.0, "rounds": 3},
+}
+
+
+def _relay(drain: float, ms: float, cpu: float) -> dict[str, float]:
+    return {
+        "drain_rows_s": drain,
+        "p50_ms": ms,
+        "p99_ms": ms * 3,
+        "cpu_s_per_million": cpu,
+        "rss_mb": 90.0,
+        "idle_cpu": 3.0,
+        "p50_ms_at_5000": ms,
+        "p99_ms_at_5000": ms * 4,
+        "cpu_s_per_million_at_1000": cpu * 20,
+        "cpu_s_per_million_at_5000": cpu * 8,
+    }
+
+
+_RELAY: dict[str, object] = {
+    "name": "relay",
+    "waybill": _relay(120_000, 4.5, 7.0),
+    "peer": _relay(25_000, 10.0, 70.0),
+    "ratio": {"drain_rows_s": 4.8, "p50_ms": 2.22, "cpu_s_per_million": 10.0},
+    "peer_tuned": _relay(24_000, 4.4, 68.0),
+    "ratio_tuned": {"drain_rows_s": 5.0, "p50_ms": 7.31},
+    "deep": {"rows": 5_000_000, "drain_rows_s": 110_000, "rss_first_mb": 91.0, "rss_last_mb": 92.0, "rss_mb": 97.0},
+    "settings": {
+        "peer": "debezium",
+        "alone": False,
+        "rounds": 3,
+        "seconds": 12.0,
+        "backlog": 200_000,
+        "deep": 5_000_000,
+    },
 }

@@ -7,6 +7,7 @@ import pytest
 
 from bench import run, stage
 from bench.e2e import Settings as E2eSettings
+from bench.relay import Settings as RelaySettings
 from deploy.local.endpoints import Endpoints
 from tests.unit.bench.results_of import of
 
@@ -83,6 +84,39 @@ def test_a_failure_is_a_line_on_standard_error(
     assert said.err == "waybill bench: refused\n"
 
 
+@pytest.fixture
+def relays(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Nothing is started; the settings that the benchmark of relays was given."""
+    given: list[object] = []
+
+    @contextlib.contextmanager
+    def stack(state: Path) -> Iterator[None]:
+        yield None
+
+    async def measure(stack: None, folder: Path, settings: object) -> dict[str, object]:
+        given.append(settings)
+        return {key: value for key, value in of("relay").items() if key not in ("machine", "date", "command")}
+
+    monkeypatch.setattr(run, "Stack", stack)
+    monkeypatch.setattr(run.relay, "measure", measure)
+    return given
+
+
+@pytest.mark.promise("protocol.8.bench")
+def test_relays_are_measured_with_the_settings_asked_for(
+    relays: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.main(["relay", "--json"]) == 0
+    arguments = ["--rounds", "1", "--seconds", "5", "--backlog", "5000", "--deep", "9000", "--peer", "p", "--alone"]
+    assert run.main(["relay", *arguments]) == 0
+    asked = RelaySettings(peer=Path("p"), alone=True, rounds=1, seconds=5, backlog=5_000, deep=9_000)
+    assert relays == [RelaySettings(), asked]
+    first, *table = capsys.readouterr().out.splitlines()
+    result = json.loads(first)
+    assert {"name", "waybill", "peer", "ratio", "machine", "date"} <= result.keys()
+    assert "waybill bench relay" in "".join(table)
+
+
 def test_endpoints_that_are_not_there_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main(["send", "--endpoints", str(tmp_path / "none.json")]) == 1
     assert "none.json" in capsys.readouterr().err
@@ -97,6 +131,8 @@ def test_endpoints_that_are_not_there_fail(tmp_path: Path, capsys: pytest.Captur
         ["send", "--rounds", "0"],
         ["e2e", "--seconds", "-1"],
         ["e2e", "--rate", "0"],
+        ["relay", "--backlog", "1"],
+        ["relay", "--deep", "-1"],
     ],
 )
 def test_a_wrong_command_line_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

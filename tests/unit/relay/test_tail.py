@@ -13,7 +13,7 @@ def test_the_wait_is_within_its_bounds_and_short_after_rows(longest_s: float, re
         wait = pace.after(rows, more=more)
         assert 0 <= wait <= longest_s
         if rows:
-            assert wait == (0 if more else min(0.003, longest_s))
+            assert wait == (0 if more else min(0.002, longest_s))
 
 
 def test_the_wait_grows_while_nothing_comes() -> None:

@@ -93,7 +93,8 @@ def _format(command: Command, java: list[str], home: Path, port: int, controller
         shutil.rmtree(draft)
     properties = home / "format.properties"
     properties.write_text(_properties(draft, port, controller_port))
-    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    # One that begins with a dash would be taken for an option.
+    cluster = "A" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
     tool = ["kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c", str(properties)]
     run_step(command, [*java, *tool])
     draft.rename(home / "data")

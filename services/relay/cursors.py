@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from services.relay.held import HeldShard
     from services.relay.shards import ShardStore
 
-_GATHER_S = 0.05
-"""How far stored cursors may lag: so much is sent again after a kill, and a write costs Postgres a commit."""
+_GATHER_S = 0.2
+"""How far stored cursors may lag. So much is sent again after a kill; but what comes together is one delivery per shard
+in place of one per batch, which is most of what storing costs."""
 
 _WRITE_S = 15.0
 
@@ -63,6 +64,7 @@ class Cursors:
         self._pending: dict[int, _Pending] = {}
         self._writing: dict[int, _Pending] = {}
         self._more = asyncio.Event()
+        self._at_once = asyncio.Event()
         self._wrote = asyncio.Event()
 
     def moved(
@@ -80,6 +82,7 @@ class Cursors:
         try:
             async with asyncio.timeout(timeout_s):
                 while any(self._has(shard) for shard in shards):
+                    self._at_once.set()
                     await self._wrote.wait()
         except TimeoutError:
             return False
@@ -109,7 +112,16 @@ class Cursors:
             self._writing = {}
             self._wrote.set()
             self._wrote = asyncio.Event()
-            await asyncio.sleep(_GATHER_S)
+            await self._gather()
+
+    async def _gather(self) -> None:
+        """Wait for more to be stored together, but not if somebody waits for it."""
+        try:
+            async with asyncio.timeout(_GATHER_S):
+                await self._at_once.wait()
+        except TimeoutError:
+            pass
+        self._at_once.clear()
 
     async def _store_all(self, pending: dict[int, _Pending]) -> None:
         moves = [one.move() for one in pending.values() if not one.shard.lost]

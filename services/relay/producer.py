@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 from typing import TYPE_CHECKING
 
+from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from aiokafka import AIOKafkaProducer
+    from aiokafka.structs import RecordMetadata
 
+    from services.relay.batch import Builder
     from shared.kafka import Topics
 
 OUTBOX_TOPICS = ("events.v1", "receipts.v1")
@@ -69,6 +73,19 @@ class Client:
                 self._requests.discard(task)
 
         sender._send_produce_req = tracked
+
+    def hand_over(self, builder: Builder, topic: str, partition: int) -> asyncio.Future[RecordMetadata]:
+        """Give a batch to the client: what `send_batch` does for a topic whose leaders this client knows.
+
+        The future may raise what aiokafka raises, and is bounded by nobody but the caller.
+        """
+        accumulator = self.producer._message_accumulator
+        if accumulator._exception is not None:
+            raise copy.copy(accumulator._exception)
+        waiting: asyncio.Future[RecordMetadata] = accumulator._append_batch(
+            builder, TopicPartition(topic, partition)
+        ).future
+        return waiting
 
     async def discard(self) -> None:
         """Close without flushing, within about `CLOSE_S`. What was handed over may be in Kafka or not."""

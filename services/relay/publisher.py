@@ -110,10 +110,12 @@ class Publisher:
             async with asyncio.TaskGroup() as group:
                 self._group, self._session = group, session
                 self.trouble = None
+                watching = group.create_task(session.watch(), name="watch")
                 for shard in list(self._held.values()):
                     if not shard.ended:
                         self.start(shard)
                 await self._closing.wait()
+                watching.cancel()
         finally:
             self._group = self._session = None
             self._tasks.clear()

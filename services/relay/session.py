@@ -14,6 +14,7 @@ from aiokafka.errors import KafkaError
 
 from services.relay.batch import build
 from services.relay.failure import FailedBatchError, RefusedError, is_permanent
+from services.relay.metrics import FAILED_BATCHES
 from services.relay.producer import find_topic
 from services.relay.shards import Delivery
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Awaitable, Callable, Collection
 
-    from aiokafka import AIOKafkaProducer
     from aiokafka.structs import RecordMetadata
 
     from services.relay.batch import Batch, Queue
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shared.kafka import Topics
     from shared.postgres import Record
 
+_WATCH_EVERY_S = 0.1
 _MISSING_FOR_S = 10.0
 """For how long a topic that is not there is not asked for again."""
 
@@ -47,6 +48,17 @@ class Session:
         self._opening = asyncio.Lock()
         self._careful: Client | None = None
         self._missing: dict[str, tuple[float, str]] = {}
+        self._confirmed_by: dict[int, float] = {}
+
+    async def watch(self) -> None:
+        """Raise `FailedBatchError` once a batch is not confirmed in time. One clock for all: a timer each is dearer."""
+        while True:
+            await asyncio.sleep(_WATCH_EVERY_S)
+            now = time.monotonic()
+            for shard, confirmed_by in self._confirmed_by.items():
+                if now >= confirmed_by:
+                    FAILED_BATCHES.labels("retriable").inc()
+                    raise FailedBatchError(f"shard {shard}: not confirmed within {self._delivery_s:g} s")
 
     def build(self, rows: deque[Record], at_most: int, parked: Collection[Queue] = ()) -> Batch:
         """Move rows from the front into a batch for either client; see `services.relay.batch.build`."""
@@ -56,13 +68,19 @@ class Session:
         """Hand a batch over and wait for where it lies: deliveries with their numbers of rows.
 
         Raises `RefusedError` and `FailedBatchError`. After either one the session must end: the client has burnt the
-        batch's sequence numbers.
+        batch's sequence numbers. `watch` bounds it.
         """
+        self._confirmed_by[shard] = time.monotonic() + self._delivery_s - _WATCH_EVERY_S
         try:
-            async with asyncio.timeout(self._delivery_s):
-                return await self._hand_over(self._client.producer, shard, batch)
-        except (KafkaError, OSError, TimeoutError) as error:
+            waiting = [
+                self._client.hand_over(part.builder, self._topics.of_outbox(part.topic), shard)
+                for part in batch.parts.values()
+            ]
+            return await _placed(batch, waiting)
+        except (KafkaError, OSError) as error:
             raise _sorted_out(shard, error) from error
+        finally:
+            del self._confirmed_by[shard]
 
     async def send_with_care(self, shard: int, batch: Batch) -> list[tuple[Delivery, int]]:
         """`send` through the careful client: the session lives on after a `RefusedError`."""
@@ -71,7 +89,12 @@ class Session:
                 async with self._opening:
                     if self._careful is None:
                         self._careful = await self._open_careful()
-                return await self._hand_over(self._careful.producer, shard, batch)
+                producer = self._careful.producer
+                waiting = [
+                    await producer.send_batch(part.builder, self._topics.of_outbox(part.topic), partition=shard)
+                    for part in batch.parts.values()
+                ]
+                return await _placed(batch, waiting)
         except (KafkaError, OSError, TimeoutError) as error:
             raise _sorted_out(shard, error) from error
 
@@ -100,24 +123,20 @@ class Session:
         clients = [self._client] if self._careful is None else [self._client, self._careful]
         await asyncio.gather(*(client.discard() for client in clients))
 
-    async def _hand_over(self, producer: AIOKafkaProducer, shard: int, batch: Batch) -> list[tuple[Delivery, int]]:
-        parts = list(batch.parts.values())
-        waiting = []
-        for part in parts:
-            topic = self._topics.of_outbox(part.topic)
-            waiting.append(await producer.send_batch(part.builder, topic, partition=shard))
-        if len(waiting) == 1:
-            answers = [await waiting[0]]
-        else:
-            # Each is waited for, or the next try could overtake what is still under way.
-            answers = _all_placed(await asyncio.gather(*waiting, return_exceptions=True))
-        if min(answer.offset for answer in answers) < 0:
-            # Written by an earlier try whose answer was lost, at an offset that the broker has forgotten.
-            raise KafkaError("the offset of a batch is not known")
-        return [
-            (Delivery(part.from_id, part.to_id, part.topic, int(answer.offset)), part.rows)
-            for part, answer in zip(parts, answers, strict=True)
-        ]
+
+async def _placed(batch: Batch, waiting: list[asyncio.Future[RecordMetadata]]) -> list[tuple[Delivery, int]]:
+    if len(waiting) == 1:
+        answers = [await waiting[0]]
+    else:
+        # Each is waited for, or the next try could overtake what is still under way.
+        answers = _all_placed(await asyncio.gather(*waiting, return_exceptions=True))
+    if min(answer.offset for answer in answers) < 0:
+        # Written by an earlier try whose answer was lost, at an offset that the broker has forgotten.
+        raise KafkaError("the offset of a batch is not known")
+    return [
+        (Delivery(part.from_id, part.to_id, part.topic, int(answer.offset)), part.rows)
+        for part, answer in zip(batch.parts.values(), answers, strict=True)
+    ]
 
 
 def _all_placed(answers: list[RecordMetadata | BaseException]) -> list[RecordMetadata]:

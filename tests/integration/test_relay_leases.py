@@ -12,7 +12,18 @@ from services.relay.shards import Delivery, Move, ShardStore
 from shared.kafka import Topics
 from shared.postgres import Pool, open_pool
 from tests.databases import Database
-from tests.relays import Relays, Writer, all_records, drained, holders, order_per_conversation
+from tests.relays import (
+    QUICK,
+    Relays,
+    Writer,
+    add,
+    all_records,
+    conversation,
+    drained,
+    holders,
+    order_per_conversation,
+    shard_of,
+)
 from tests.stack import Stores
 from tests.waiting import until
 
@@ -232,3 +243,74 @@ async def test_a_relay_that_slept_past_its_lease_moves_no_cursor(
     )
     records = await all_records(stores.kafka, [relay_topics.events])
     assert order_per_conversation(records) == {key: list(range(1, 51)) for key in writer.last_seq}
+
+
+_PARKED = "SELECT id, state, attempts, kafka_offset FROM outbox_parked ORDER BY id"
+_ATTEMPTS = "SELECT id, attempt, owner FROM outbox_attempt ORDER BY id, attempt"
+
+
+@pytest.mark.promise("I4", "I5")
+async def test_a_relay_that_slept_past_its_lease_settles_nothing(
+    owner_db: asyncpg.Connection, database: Database, stores: Stores, relay_topics: Topics, fleet: Relays
+) -> None:
+    """It fell asleep when Kafka had taken a parked row and Postgres did not know it yet; another one has it now."""
+    far = {**QUICK, "WAYBILL_RELAY_RETRY_DELAY_MS": "3600000", "WAYBILL_RELAY_RETRY_CAP_MS": "3600000"}
+    due = "UPDATE outbox_parked SET retry_at = clock_timestamp() + $1 * interval '1 s' WHERE id = $2"
+    sleeper = fleet.start("sleeper", far)
+    bad = await add(owner_db, 1, seq=1, headers=["odd"])
+    behind = await add(owner_db, 1, seq=2)
+
+    async def parked() -> bool:
+        return [(row["id"], row["state"]) for row in await owner_db.fetch(_PARKED)] == [
+            (bad, "failed"),
+            (behind, "waiting"),
+        ]
+
+    await until(parked, timeout=30, what="a queue")
+    await owner_db.execute("UPDATE outbox SET headers = '{}' WHERE id = $1", bad)
+    lock = await asyncpg.connect(database.owner_url)
+    try:
+        async with lock.transaction():
+            await lock.execute("SELECT FROM outbox_shard WHERE shard = $1 FOR UPDATE", shard_of(1))
+            await owner_db.execute(due, 0.0, bad)
+
+            async def settling() -> bool:
+                return bool(
+                    await owner_db.fetchval(
+                        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+                        "AND query LIKE '%settle_parked%' AND usename = 'waybill_relay' AND wait_event_type = 'Lock'"
+                    )
+                )
+
+            await until(settling, timeout=20, what="a settlement that waits")
+            sleeper.send(signal.SIGSTOP)
+            await owner_db.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                "WHERE usename = 'waybill_relay' AND datname = current_database()"
+            )
+        await owner_db.execute(due, 3600.0, bad)
+        fleet.start("other", far)
+
+        async def taken_over() -> bool:
+            return await holders(owner_db) == {"other": SHARDS}
+
+        await until(taken_over, timeout=60, what="take-over")
+        before = await owner_db.fetch(_PARKED), await owner_db.fetch(_ATTEMPTS)
+    finally:
+        await lock.close()
+        sleeper.send(signal.SIGCONT)
+    await until(lambda: sleeper.logged("shards lost to another relay"), timeout=30, what="word of its losses")
+    assert (await owner_db.fetch(_PARKED), await owner_db.fetch(_ATTEMPTS)) == before
+    assert [row["state"] for row in before[0]] == ["failed", "waiting"]
+    await owner_db.execute(due, 0.0, bad)
+
+    async def settled() -> bool:
+        return [row["state"] for row in await owner_db.fetch(_PARKED)] == ["sent", "sent"]
+
+    await until(settled, timeout=30, what="the end of the queue")
+    records = await all_records(stores.kafka, [relay_topics.events])
+    assert [int(dict(record.headers)["seq"]) for record in records] == [1, 1, 2], "Kafka took the first one twice"
+    assert order_per_conversation(records) == {str(conversation(1)): [1, 2]}
+    attempts = [tuple(row) for row in await owner_db.fetch(_ATTEMPTS)]
+    assert attempts == [(bad, 1, "sleeper"), (bad, 2, "other"), (behind, 1, "other")]
+    assert [row["kafka_offset"] for row in await owner_db.fetch(_PARKED)] == [1, 2]

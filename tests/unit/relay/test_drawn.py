@@ -6,8 +6,15 @@ from services.relay.drawn import FORGET_S, Drawn
 OWN_SHARDS = range(3)
 
 
-def test_a_drawn_id_is_awaited_until_it_is_read() -> None:
+def begun() -> Drawn:
+    """Nothing was drawn before."""
     drawn = Drawn()
+    assert not drawn.up_to(0, 0)
+    return drawn
+
+
+def test_a_drawn_id_is_awaited_until_it_is_read() -> None:
+    drawn = begun()
     assert drawn.all_read(0)
     assert drawn.up_to(5, 0)
     drawn.read(1, [1, 2, 4], 0)
@@ -19,7 +26,7 @@ def test_a_drawn_id_is_awaited_until_it_is_read() -> None:
 
 
 def test_what_is_read_again_counts_once() -> None:
-    drawn = Drawn()
+    drawn = begun()
     drawn.up_to(3, 0)
     drawn.read(1, [1, 2], 0)
     drawn.read(1, [1, 2], 0)
@@ -28,14 +35,14 @@ def test_what_is_read_again_counts_once() -> None:
 
 
 def test_what_is_read_above_the_last_value_seen_stands_for_no_other_id() -> None:
-    drawn = Drawn()
+    drawn = begun()
     drawn.up_to(2, 0)
     drawn.read(1, [1, 3], 0)
     assert not drawn.all_read(0)
 
 
 def test_an_id_that_never_comes_is_forgotten_and_may_still_come() -> None:
-    drawn = Drawn()
+    drawn = begun()
     drawn.up_to(2, 10)
     drawn.read(1, [2], 10)
     assert not drawn.all_read(10 + FORGET_S - 0.01)
@@ -46,10 +53,42 @@ def test_an_id_that_never_comes_is_forgotten_and_may_still_come() -> None:
     assert not drawn.all_read(31)
 
 
+def test_what_was_drawn_before_the_start_is_not_awaited() -> None:
+    drawn = Drawn()
+    assert not drawn.up_to(1000, 0)
+    assert drawn.all_read(0)
+    drawn.read(1, [7, 8], 0)
+    assert drawn.all_read(0)
+    assert drawn.up_to(1001, 0)
+    assert not drawn.all_read(0)
+
+
+def test_an_id_that_never_comes_is_forgotten_while_others_come() -> None:
+    drawn = begun()
+    drawn.up_to(1, 0)
+    waited = 0
+    for id_ in range(2, 400):
+        now = id_ / 10
+        drawn.up_to(id_, now)
+        assert not drawn.all_read(now)
+        drawn.read(1, [id_], now)
+        waited += not drawn.all_read(now)
+    assert FORGET_S * 10 <= waited <= 2 * FORGET_S * 10 + 1
+
+
+def test_a_closed_partition_leaves_nothing_to_be_awaited() -> None:
+    drawn = begun()
+    drawn.up_to(5, 0)
+    assert drawn.up_to((1 << 26) - 1, 1)
+    assert drawn.all_read(1)
+    drawn.up_to(1 << 26, 1)
+    assert not drawn.all_read(1)
+
+
 @given(st.lists(st.sampled_from(OWN_SHARDS), max_size=30), st.data())
 def test_all_is_read_exactly_if_every_id_was(shards: list[int], data: st.DataObject) -> None:
     """Transactions of any length commit in any order; a shard's ids are read in order, some again."""
-    drawn = Drawn()
+    drawn = begun()
     waiting = {shard: [id_ for id_, own in enumerate(shards, 1) if own == shard] for shard in OWN_SHARDS}
     read = 0
     drawn.up_to(len(shards), 0)

@@ -45,11 +45,14 @@ class Client:
     def create_batch(self) -> BatchBuilder:
         return BatchBuilder(MAX_RECORD_BYTES, 0)
 
-    async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> asyncio.Future[Placed]:
+    def hand_over(self, batch: BatchBuilder, topic: str, partition: int) -> asyncio.Future[Placed]:
         assert not self.discarded
         self.handed.append((topic, partition, batch.record_count()))
         self.waiting.append(asyncio.get_running_loop().create_future())
         return self.waiting[-1]
+
+    async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> asyncio.Future[Placed]:
+        return self.hand_over(batch, topic, partition)
 
     async def discard(self) -> None:
         self.discarded = True

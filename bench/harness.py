@@ -25,13 +25,21 @@ class Row(Protocol):
     """A row that the harness wants written."""
 
     @property
-    def id(self) -> UUID: ...  # noqa: D102
+    def id(self) -> UUID:
+        """Of the row."""
+
     @property
-    def conversation(self) -> str: ...  # noqa: D102
+    def conversation(self) -> str:
+        """Its conversation's id."""
+
     @property
-    def seq(self) -> int: ...  # noqa: D102
+    def seq(self) -> int:
+        """Its place there."""
+
     @property
-    def payload(self) -> str: ...  # noqa: D102
+    def payload(self) -> str:
+        """What is to arrive."""
+
 
 
 class Relay(Protocol):
@@ -40,24 +48,38 @@ class Relay(Protocol):
     name: str
     settings: dict[str, object]
 
-    async def prepare(self, db: asyncpg.Connection) -> None: ...  # noqa: D102
-    async def insert(self, db: asyncpg.Connection, rows: Sequence[Row]) -> None: ...  # noqa: D102
-    def start(self) -> None: ...  # noqa: D102
-    def stop(self) -> None: ...  # noqa: D102
-    def pids(self) -> list[int]: ...  # noqa: D102
-    def why_stalled(self) -> str: ...  # noqa: D102
+    async def prepare(self, db: asyncpg.Connection) -> None:
+        """Make what it needs, and drop what an earlier run left."""
+
+    async def insert(self, db: asyncpg.Connection, rows: Sequence[Row]) -> None:
+        """Write rows in one committed transaction."""
+
+    def start(self) -> None:
+        """Begin to relay."""
+
+    def stop(self) -> None:
+        """End; returns when it has ended."""
+
+    def pids(self) -> list[int]:
+        """Its processes."""
+
+    def why_stalled(self) -> str:
+        """What it says about itself."""
+
 
 
 class Droppable(Relay, Protocol):
     """A relay that leaves something behind in the database."""
 
-    async def drop(self, db: asyncpg.Connection) -> None: ...  # noqa: D102
+    async def drop(self, db: asyncpg.Connection) -> None:
+        """Leave nothing behind."""
+
 
 
 class Measure(Protocol):
     """Runs every part against one relay: drain of a backlog, even rates, idling. Raises `RuntimeError` if it stalls."""
 
-    async def __call__(  # noqa: D102
+    async def __call__(  # noqa: D102 - told by the class
         self,
         relay: Relay,
         postgres_url: str,

@@ -5,40 +5,48 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI, Response
-from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from shared import problems
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from starlette.requests import Request
+
     Check = Callable[[], Awaitable[str | None]]
 
 CHECK_S = 2.0
 
 
-def private_app(checks: Mapping[str, Check]) -> FastAPI:
-    """The app. A check answers None when all is well, else what is wrong, in a few words without secrets."""
-    app = FastAPI(title="waybill private", docs_url=None, redoc_url=None, openapi_url=None)
-    problems.install(app)
+def private_app(checks: Mapping[str, Check]) -> Starlette:
+    """The app. A check answers None when all is well, else what is wrong, in a few words without secrets.
 
-    @app.get("/healthz")
-    async def healthz() -> dict[str, str]:
-        return {"status": "ok"}
+    Plain Starlette: for three answers without input, a process need not load all of FastAPI when it starts.
+    """
 
-    @app.get("/readyz")
-    async def readyz() -> JSONResponse:
+    async def healthz(_: Request) -> JSONResponse:
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(_: Request) -> JSONResponse:
         answers = await asyncio.gather(*(_ask(check) for check in checks.values()))
         failing = {name: answer for name, answer in zip(checks, answers, strict=True) if answer is not None}
         status = "failing" if failing else "ok"
         return JSONResponse({"status": status, "failing": failing}, status_code=503 if failing else 200)
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(_: Request) -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
+    answers = {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
+    app = Starlette(
+        routes=[Route(path, answer) for path, answer in answers.items()],
+        exception_handlers={HTTPException: problems.frameworks},
+    )
+    app.add_middleware(problems.Faults)
     return app
 
 

@@ -17,7 +17,7 @@ from shared.metrics import LOOP_LAG
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 
-    from fastapi import FastAPI
+    from starlette.applications import Starlette
 
 _GRACE_S = 5.0
 _LAG_EVERY_S = 1.0
@@ -62,7 +62,7 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def http(app: FastAPI, host: str, port: int) -> AsyncIterator[None]:
+async def http(app: Starlette, host: str, port: int) -> AsyncIterator[None]:
     """Serve an app on a port while the block runs; at its end finish the requests under way, for at most 5 s.
 
     Entering waits until the port is open. Raises `OSError` if it cannot be.

@@ -107,7 +107,8 @@ class Tail:
         wanted = self._wanted()
         if not wanted:
             return int(bool(self._held)), False
-        news = self._drawn.up_to(await connection.fetchval(_DRAWN), now := time.monotonic())
+        drawn: int = await connection.fetchval(_DRAWN)
+        news = self._drawn.up_to(drawn, now := time.monotonic())
         if self._drawn.all_read(now) and now < self._sure_at and wanted.items() <= self._ends.items():
             return 0, False
         few = max(_LEAST_ROWS, min(2 * self._batch_size, _READ_ROWS // len(wanted)))
@@ -115,7 +116,13 @@ class Tail:
         limits = {number: many if number in self._behind else few for number in wanted}
         statement, most_bytes = (_READ_LARGE, _READ_BYTES // len(wanted)) if self._large else (_READ, _LARGE_BYTES)
         rows = await connection.fetch(
-            statement, to_array(wanted), to_array(wanted.values()), to_array(limits.values()), most_bytes
+            statement,
+            to_array(wanted),
+            to_array(wanted.values()),
+            to_array(limits.values()),
+            most_bytes,
+            min(wanted.values()),
+            drawn,
         )
         self._hand_out(rows, wanted, limits, now)
         self._sure_at = now + _SURE_S
@@ -123,7 +130,8 @@ class Tail:
 
     def _wanted(self) -> dict[int, int]:
         """The positions of the shards to read."""
-        wanted = {shard.number: shard.read_id for shard in self._held.values() if shard.has_room}
+        # Most have no row left, and asking them for no more than that is what an idle relay does all the time.
+        wanted = {shard.number: shard.read_id for shard in self._held.values() if not shard.rows or shard.has_room}
         if self._behind:
             self._behind = {number: None for number in self._behind if number in self._held}
             with_room = [number for number in self._behind if number in wanted]

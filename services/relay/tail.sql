@@ -3,9 +3,10 @@
 SELECT last_value FROM outbox_id_seq
 
 -- name: read
--- Rows of each shard ($1) past its position ($2), at most so many of each ($3); a payload above $4 bytes is left out. The upper
--- bound, read in the same statement and never below an id that its snapshot shows, prunes the partitions ahead. The
--- arrays come as texts: written element by element, they would cost the client more than all the rest of an empty read.
+-- Rows of each shard ($1) past its position ($2), at most so many of each ($3); a payload above $4 bytes is left out. The
+-- lowest position ($5) and the last id drawn ($6) prune partitions once for all shards: asked anew for each of them, it
+-- would cost as much as the reading. A row above $6 was drawn later, and so were all behind it in its shard. The arrays
+-- come as texts: written element by element, they would cost the client more than all the rest of an empty read.
 SELECT r.shard, r.id, r.conversation_id, r.seq, r.event_id, r.topic, r.type, r.source,
        CASE WHEN cardinality(r.headers) > 0 THEN r.headers END AS headers,
        CASE WHEN octet_length(r.payload) <= $4 THEN r.payload END AS payload,
@@ -14,7 +15,7 @@ FROM unnest($1::text::smallint[], $2::text::bigint[], $3::text::int[]) AS p (sha
 CROSS JOIN LATERAL (
     SELECT o.*
     FROM outbox AS o
-    WHERE o.shard = p.shard AND o.id > p.after AND o.id <= (SELECT last_value FROM outbox_id_seq)
+    WHERE o.shard = p.shard AND o.id > p.after AND o.id > $5 AND o.id <= $6
     ORDER BY o.id
     LIMIT p.most
 ) AS r
@@ -31,7 +32,7 @@ CROSS JOIN LATERAL (
     FROM (
         SELECT o.*
         FROM outbox AS o
-        WHERE o.shard = p.shard AND o.id > p.after AND o.id <= (SELECT last_value FROM outbox_id_seq)
+        WHERE o.shard = p.shard AND o.id > p.after AND o.id > $5 AND o.id <= $6
         ORDER BY o.id
         LIMIT p.most
     ) AS n

@@ -110,6 +110,8 @@ async def test_a_read_follows_the_index_past_a_position_in_the_middle_of_a_backl
             to_array([20000] * SHARDS),
             to_array([100] * SHARDS),
             1_000_000,
+            20_000,
+            50_000,
         )
     finally:
         await relay.close()

@@ -175,10 +175,11 @@ HELD = [CURSOR - CURSOR % SHARDS + number for number in ALL]
 
 
 async def test_reading_behind_a_backlog(relay: Role) -> None:
-    shards, held, end, most = (to_array(numbers) for numbers in (ALL, HELD, [SIZE + ROWS] * SHARDS, [128] * SHARDS))
+    last = SIZE + ROWS
+    shards, held, end, most = (to_array(numbers) for numbers in (ALL, HELD, [last] * SHARDS, [128] * SHARDS))
     for name in ("read", "read_large"):
-        assert await relay.touched(TAIL[name], shards, held, most, 1_000_000) < 64 * 160
-        assert await relay.touched(TAIL[name], shards, end, most, 1_000_000) < 64 * 8
+        assert await relay.touched(TAIL[name], shards, held, most, 1_000_000, min(HELD), last) < 64 * 160
+        assert await relay.touched(TAIL[name], shards, end, most, 1_000_000, last, last) < 64 * 8
     assert await relay.touched(BACKLOG["oldest_unsent"]) < 64 * 10
     assert await relay.touched(BACKLOG["backlog"], 1_000) < 64 * 1_100
 

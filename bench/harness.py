@@ -41,7 +41,6 @@ class Row(Protocol):
         """What is to arrive."""
 
 
-
 class Relay(Protocol):
     """A relay as the harness drives it. `insert` is one committed transaction; `pids` are its running processes."""
 
@@ -67,13 +66,11 @@ class Relay(Protocol):
         """What it says about itself."""
 
 
-
 class Droppable(Relay, Protocol):
     """A relay that leaves something behind in the database."""
 
     async def drop(self, db: asyncpg.Connection) -> None:
         """Leave nothing behind."""
-
 
 
 class Measure(Protocol):

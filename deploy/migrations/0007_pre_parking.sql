@@ -21,7 +21,8 @@ CREATE TABLE outbox_parked (
     kafka_offset bigint,                    -- of a sent row, in the partition of its shard's number
     PRIMARY KEY (shard, id)
 ) WITH (fillfactor = 70);
-CREATE INDEX outbox_parked_queue ON outbox_parked (shard, conversation_id, topic, id) WHERE state IN ('waiting', 'failed');
+-- No index holds a topic, which nothing bounds: a row that no index takes could not be parked, and would hold up all others.
+CREATE INDEX outbox_parked_queue ON outbox_parked (shard, conversation_id, id) WHERE state IN ('waiting', 'failed');
 CREATE INDEX outbox_parked_due ON outbox_parked (shard, retry_at) WHERE retry_at IS NOT NULL;
 
 -- Every attempt to publish a row that was refused once; error is null for the one that succeeded.
@@ -64,7 +65,7 @@ CREATE TABLE dead_letter (
     UNIQUE (shard, outbox_id)
 );
 CREATE INDEX dead_letter_open ON dead_letter (shard, died_at, dead_id) WHERE state IN ('dead', 'retrying');
-CREATE INDEX dead_letter_by_conversation ON dead_letter (conversation_id, topic, outbox_id);
+CREATE INDEX dead_letter_by_conversation ON dead_letter (conversation_id, outbox_id);
 CREATE INDEX dead_letter_by_event ON dead_letter (event_id);
 CREATE INDEX dead_letter_by_death ON dead_letter (died_at, dead_id);
 CREATE INDEX dead_letter_redriven ON dead_letter (redriven_at) WHERE redriven_at IS NOT NULL;
@@ -227,6 +228,9 @@ BEGIN
     IF p_error IS NULL THEN
         UPDATE outbox_parked SET state = 'sent', kafka_offset = p_offset, settled_at = clock_timestamp()
         WHERE shard = p_shard AND id = v_letter.outbox_id AND state = 'dead';
+        UPDATE dead_letter SET passed = true
+        WHERE conversation_id = v_letter.conversation_id AND topic = v_letter.topic AND shard = p_shard
+            AND outbox_id < v_letter.outbox_id AND NOT passed;
     END IF;
     RETURN true;
 END $$;
@@ -258,7 +262,18 @@ BEGIN
 
     DELETE FROM outbox_delivery WHERE shard = p_shard AND to_id >= p_id AND from_id >= p_id;
     UPDATE outbox_delivery SET to_id = p_id - 1 WHERE shard = p_shard AND to_id >= p_id;
-    DELETE FROM outbox_parked WHERE shard = p_shard AND id >= p_id;
+    -- A queue of which nothing is open any more lets later rows go out, and may be another one when it is parked again.
+    WITH forgotten AS (
+        DELETE FROM outbox_parked WHERE shard = p_shard AND id >= p_id
+        RETURNING conversation_id, topic, state
+    )
+    UPDATE dead_letter AS d SET passed = true
+    FROM (SELECT DISTINCT conversation_id, topic FROM forgotten WHERE state IN ('waiting', 'failed')) AS q
+    WHERE d.conversation_id = q.conversation_id AND d.topic = q.topic AND d.shard = p_shard AND d.outbox_id < p_id
+        AND NOT d.passed AND NOT EXISTS (
+            SELECT FROM outbox_parked AS p
+            WHERE p.shard = p_shard AND p.conversation_id = q.conversation_id AND p.topic = q.topic AND p.id < p_id
+                AND p.state IN ('waiting', 'failed'));
     DELETE FROM outbox_attempt WHERE shard = p_shard AND id >= p_id;
     WITH again AS (
         UPDATE dead_letter SET state = 'rewound', settled_at = clock_timestamp()

@@ -121,6 +121,11 @@ class Holder:
 
     def _hold(self, taken: list[Taken], sent_at: float) -> None:
         for one in taken:
+            # Somebody made it free before its lease ended (a rewind); its next line waits until this one has ended.
+            if (earlier := self._held.get(one.shard)) is not None:
+                earlier.lose()
+        self._drop_lost()
+        for one in taken:
             shard = self._held[one.shard] = HeldShard(one, self._timing.trusted_until(sent_at), self._limits)
             self._publisher.start(shard)
         if taken:

@@ -85,7 +85,8 @@ class Line:
                     continue
                 if shard.due_queues or shard.due_letters:
                     await self._retrying.one()
-                if not shard.rows:
+                # What was tried again may have taken long.
+                if not shard.rows or not await self._lease_lasts():
                     continue
                 if shard.rows[0][1] <= shard.suspect_id:
                     await self._publish_with_care()

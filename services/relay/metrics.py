@@ -66,7 +66,8 @@ LEASE_CHANGES = Counter(
     "waybill_relay_lease_changes", "Shards taken, given back, and lost to another relay.", ["change"]
 )
 FENCED_WRITES = Counter(
-    "waybill_relay_fenced_writes", "Moves of a cursor that were refused because another relay holds the shard by now."
+    "waybill_relay_fenced_writes",
+    "Moves of a cursor, and results of parked rows, that were refused because another relay holds the shard by now.",
 )
 
 LETTER_STATES = ("dead", "retrying", "sent", "discarded", "rewound")

@@ -38,10 +38,11 @@ class Settled(NamedTuple):
 
 
 class ParkedRow(NamedTuple):
-    """An open row of a queue: how often it was tried, and the row as the tail reads it."""
+    """An open row of a queue: how often it was tried, whether it may be now, and the row as the tail reads it."""
 
     id: int
     attempts: int
+    due: bool
     row: Record
 
 
@@ -93,7 +94,7 @@ class ParkingStore:
     async def queue(self, shard: HeldShard, queue: Queue, at_most: int) -> list[ParkedRow]:
         """The first open rows of a queue."""
         rows = await self._pool.fetch(_QUEUE, shard.number, *queue, at_most)
-        return [ParkedRow(row["id"], row["attempts"], _as_row(tuple(row)[1:])) for row in rows]
+        return [ParkedRow(row["id"], row["attempts"], row["due"], _as_row(tuple(row)[2:])) for row in rows]
 
     async def settle(self, shard: HeldShard, queue: Queue, settled: Sequence[Settled]) -> int | None:
         """Write down what became of rows. Returns how many are left open; None: fenced. Safe to repeat."""

@@ -26,12 +26,13 @@ ORDER BY died_at, dead_id
 LIMIT $2
 
 -- name: queue
--- The first rows of a queue: how often each was tried, and the row as tail.sql reads it.
-SELECT p.attempts,
+-- The first rows of a queue: how often each was tried, whether its time has come (the first one alone has one), and the row
+-- as tail.sql reads it.
+SELECT p.attempts, coalesce(p.retry_at <= clock_timestamp(), true) AS due,
        o.shard, o.id, o.conversation_id, o.seq, o.event_id, o.topic, o.type, o.source,
        CASE WHEN cardinality(o.headers) > 0 THEN o.headers END AS headers, o.payload, timestamptz_send(o.created_at) AS created_at
 FROM (
-    SELECT shard, id, attempts
+    SELECT shard, id, attempts, retry_at
     FROM outbox_parked
     WHERE shard = $1 AND conversation_id = $2 AND topic = $3 AND state IN ('waiting', 'failed')
     ORDER BY id

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
+from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAuthorizationFailedError
 
 from services.relay.lease import CLOSE_S
 from shared.kafka import MAX_RECORD_BYTES, PARTITIONS, producer
@@ -127,18 +127,21 @@ async def open_client(
 
 
 async def find_topic(made: AIOKafkaProducer, topic: str) -> set[int]:
-    """The topic's partitions; none if the brokers do not know it. Raises `TopicAuthorizationFailedError`.
+    """The topic's partitions; none if the brokers do not know it.
 
+    Raises `TopicAuthorizationFailedError`, and `KafkaConnectionError` if no broker answered: then nothing is known.
     aiokafka's own look-up waits for an unknown topic until its time-out.
     """
     client = made.client
     for wait_s in _LOOK_AGAIN_S:
         await client.add_topic(topic)
-        await client.force_metadata_update()
+        told = await client.force_metadata_update()
         if topic in client.cluster.topics():
             return set(client.cluster.partitions_for_topic(topic) or ())
         # Not asked for any more, or each refresh would complain of it.
         client._topics.discard(topic)
+        if not told:
+            raise KafkaConnectionError(f"no broker told of {topic}")
         if topic in client.cluster.unauthorized_topics:
             raise TopicAuthorizationFailedError(topic)
         await asyncio.sleep(wait_s)

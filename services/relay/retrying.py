@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from services.relay.failure import RefusedError
-from services.relay.metrics import ATTEMPTS, published
+from services.relay.metrics import ATTEMPTS, FENCED_WRITES, published
 from services.relay.parking import Settled
 from services.relay.storing import stored
 from shared.logging import logger
@@ -73,6 +73,9 @@ class Retrying:
         """Publish the queue from its head on, until it is empty or a row is refused again."""
         shard, parking = self._shard, self._common.parking
         rows = await stored(shard, lambda: parking.queue(shard, queue, _MOST_ROWS))
+        if rows and not rows[0].due:
+            # It was seen due before its last try was written down.
+            return
         left: int | None = 0
         # A row that was refused goes alone: the others need not be sent twice if it is refused again.
         at_most = 1 if rows and rows[0].attempts else _MOST_ROWS
@@ -86,6 +89,7 @@ class Retrying:
             left = await stored(shard, functools.partial(parking.settle, shard, queue, settled))
             self._tell(queue, settled, attempt.error)
             if left is None:
+                FENCED_WRITES.inc()
                 shard.lose()
             if left is None or settled[0].outcome == "failed":
                 return

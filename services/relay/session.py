@@ -7,6 +7,7 @@ batch burns none there, so that a refused row can be looked for without an end o
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from aiokafka.errors import KafkaError
 from services.relay.batch import build
 from services.relay.failure import FailedBatchError, RefusedError, is_permanent
 from services.relay.metrics import FAILED_BATCHES
-from services.relay.producer import find_topic
+from services.relay.producer import MissingTopicError, find_topic
 from services.relay.shards import Delivery
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from services.relay.producer import Client
     from shared.kafka import Topics
     from shared.postgres import Record
+
+_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+"""What Kafka takes as a topic's name. Its client breaks at some others."""
 
 _WATCH_EVERY_S = 0.1
 _MISSING_FOR_S = 10.0
@@ -95,11 +99,13 @@ class Session:
                     for part in batch.parts.values()
                 ]
                 return await _placed(batch, waiting)
-        except (KafkaError, OSError, TimeoutError) as error:
+        except (KafkaError, OSError, TimeoutError, MissingTopicError) as error:
             raise _sorted_out(shard, error) from error
 
     async def learn(self, shard: int, topic: str) -> str | None:
         """Make a topic `known`; the reason, if it is not there for us. Raises `FailedBatchError`: can't be told now."""
+        if not _NAME.fullmatch(self._topics.of_outbox(topic)):
+            return f"{topic[:100]!r} can't be a topic"
         until, reason = self._missing.get(topic, (0.0, ""))
         if time.monotonic() < until:
             return reason

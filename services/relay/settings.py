@@ -96,7 +96,7 @@ class RelaySettings(Settings, PostgresSettings, KafkaSettings):
         ),
     )
     relay_redrive_cap: int = Field(
-        1_000, ge=1, description="At most so many dead letters are tried again in one such time."
+        1_000, ge=1, le=1_000_000, description="At most so many dead letters are tried again in one such time."
     )
 
     relay_outbox_period_s: int = Field(

@@ -135,7 +135,8 @@ class Tail:
         if self._behind:
             self._behind = {number: None for number in self._behind if number in self._held}
             with_room = [number for number in self._behind if number in wanted]
-            ahead = sum(len(shard.rows) for shard in self._held.values())
+            # Rows of a shard that stands still don't go, and must keep nobody else from being read.
+            ahead = sum(len(shard.rows) for shard in self._held.values() if shard.stopped is None)
             for number in with_room[_BEHIND_AT_ONCE if ahead <= _READ_ROWS else 0 :]:
                 del wanted[number]
         return wanted

@@ -173,6 +173,33 @@ async def test_a_retry_comes_late_once_the_queue_has_ended(
     assert letter.retry == "late"
 
 
+async def test_a_retry_comes_late_once_a_later_letter_was_sent(
+    desk: Pool, owner_db: asyncpg.Connection, relay_db: asyncpg.Connection
+) -> None:
+    rows = await park(relay_db, owner_db, ["failed", "waiting", "waiting", "waiting"])
+    for row in rows[:3]:
+        await settle(relay_db, [row], ["dead"])
+    first, second, third = (await page(desk, Filter(), newest=False)).letters
+    only(await retry(desk, [second.dead_id], "ada"))
+    assert await settle_letter(relay_db, second.dead_id, offset=5)
+    assert (await show(desk, str(first.dead_id))).retry == "late"
+    assert (await show(desk, str(third.dead_id))).retry == "in_order"
+
+
+async def test_a_retry_comes_late_once_a_rewind_has_let_its_queue_go(
+    desk: Pool, owner_db: asyncpg.Connection, relay_db: asyncpg.Connection
+) -> None:
+    first, second, third = await park(relay_db, owner_db, ["failed", "waiting", "waiting"])
+    await settle(relay_db, [first], ["dead"])
+    (letter,) = (await page(desk, Filter())).letters
+    await rewind(desk, shard_of(1), third, "ada")
+    assert (await show(desk, str(letter.dead_id))).retry == "in_order", "the second row waits still"
+    await rewind(desk, shard_of(1), second, "ada")
+    # Both go straight to Kafka, and a row behind them is refused.
+    await park(relay_db, owner_db, ["failed"])
+    assert (await show(desk, str(letter.dead_id))).retry == "late"
+
+
 async def test_what_is_not_as_it_should_be_is_shown_as_it_is(desk: Pool, owner_db: asyncpg.Connection) -> None:
     odd = await bury(owner_db, headers=["traceparent", "00-ab", "alone"], payload=b"\xff\x00not text")
     found = await show(desk, str(odd))

@@ -214,3 +214,33 @@ async def test_of_many_shards_that_are_behind_a_few_are_read_at_a_time_and_each_
             assert (read[0], max(read[1:])) == (SHARDS, 8)
         finally:
             await owner.close()
+
+
+async def test_shards_that_stand_still_keep_no_other_from_being_read(database: Database) -> None:
+    """They stood still in the middle of a backlog: what was read of them stays in memory meanwhile."""
+    owner = await asyncpg.connect(database.owner_url)
+    async with open_pool(database.url("relay"), size=1, name="test") as pool, pool.acquire() as connection:
+        held = {number: HeldShard(Taken(number, 1, 0), 0.0) for number in range(SHARDS)}
+        tail = Tail(pool, held, batch_size=500, longest_wait_s=0.001)
+        try:
+            await owner.execute(
+                """
+                INSERT INTO outbox (shard, conversation_id, seq, event_id, topic, type, source, payload, created_at)
+                SELECT g % 64, uuidv7(), g / 64, uuidv7(), 'events.v1', 'waybill.event.message', '/waybill/ingest', 'x',
+                       now()
+                FROM generate_series(0, 64 * 1000 - 1) AS g
+                """
+            )
+            seqs: dict[int, list[int]] = {number: [] for number in held}
+            for _ in range(300):
+                await tail.read_once(connection)
+                for number, shard in held.items():
+                    if number < 16 and len(shard.rows) > 300:
+                        shard.stopped = "too many"
+                    if shard.stopped is None:
+                        seqs[number] += [row["seq"] for row in shard.rows]
+                        shard.rows.clear()
+            assert sum(shard.stopped is not None for shard in held.values()) == 16
+            assert all(seen == list(range(1000)) for number, seen in seqs.items() if number >= 16)
+        finally:
+            await owner.close()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from aiokafka.errors import KafkaError, OutOfOrderSequenceNumber
+from aiokafka.errors import KafkaConnectionError, KafkaError, OutOfOrderSequenceNumber
 
 from services.relay.lease import CLOSE_S
-from services.relay.producer import Client, MissingTopicError, open_client
+from services.relay.producer import Client, MissingTopicError, find_topic, open_client
 from shared.kafka import Topics
 from tests.databases import Database
 from tests.forwarder import PRODUCE, forwarder
@@ -112,6 +112,22 @@ async def test_a_batch_without_an_answer_is_never_resolved(own_stack: OwnStack, 
         finally:
             await client.discard()
         confirmed.cancel()
+
+
+@pytest.mark.promise("I5")
+async def test_no_topic_is_missing_while_no_broker_answers(own_stack: OwnStack, own_topics: Topics) -> None:
+    """An attempt would be counted for each look, and an outage would kill the row."""
+    nowhere = f"{own_topics.prefix}.nowhere.v1"
+    async with forwarder(own_stack.ports["kafka"]) as way:
+        way.advertised = way.port
+        client = await opened(way.address, own_topics)
+        try:
+            assert await find_topic(client.producer, nowhere) == set()
+            await way.close()
+            with pytest.raises(KafkaConnectionError):
+                await find_topic(client.producer, nowhere)
+        finally:
+            await client.discard()
 
 
 async def test_metadata_is_never_refreshed_once_no_known_broker_answers(

@@ -58,9 +58,10 @@ class Kafka:
         self.records: list[tuple[int, bool]] = []
         self.bad: set[int] = set()
         self.failing = 0.0
+        self.slow_s = 0.002
 
     async def append(self, rows: list[tuple[int, bool]]) -> int:
-        await asyncio.sleep(self.chance.uniform(0, 0.002))
+        await asyncio.sleep(self.chance.uniform(self.slow_s / 2, self.slow_s))
         if self.bad & {id_ for id_, _ in rows}:
             raise RefusedError("one of them is bad")
         fails = self.chance.random() < self.failing
@@ -98,14 +99,13 @@ class Session:
 class Relay:
     """One life of a relay that holds the shard: line, cursors, due, as the publisher runs them."""
 
-    def __init__(self, pool: Pool, kafka: Kafka, chance: random.Random) -> None:
+    def __init__(self, pool: Pool, kafka: Kafka, chance: random.Random, max_attempts: int = 2) -> None:
         self._pool, self._kafka = pool, kafka
         self._shards = ShardStore(pool, "slot", 600)
         self._cursors = Cursors(self._shards)
         self._parking = ParkingStore(pool, "slot")
-        self._common = Common(
-            self._cursors, self._parking, Timing(600, 5), Retries(2, 3_600_000, 1, 3_600_000), 4, lambda: None, chance
-        )
+        retries = Retries(max_attempts, 3_600_000, 1, 3_600_000)
+        self._common = Common(self._cursors, self._parking, Timing(600, 5), retries, 4, lambda: None, chance)
         self.held: HeldShard | None = None
 
     async def run(self) -> None:
@@ -228,4 +228,31 @@ async def test_order_holds_whatever_comes(pool: Pool, database: Database, seed: 
         assert row["state"] == ("dead" if id_ in dead else "sent")
         if row["state"] == "sent":
             assert kafka.records[row["kafka_offset"]][0] == id_
+    await db.close()
+
+
+async def test_a_try_that_takes_long_is_one_try(pool: Pool, database: Database) -> None:
+    """Its queue is seen due all the while, and waits for its time none the less once it is refused again."""
+    chance = random.Random(0)
+    kafka = Kafka(chance)
+    db = await asyncpg.connect(database.owner_url)
+    life = asyncio.create_task(Relay(pool, kafka, chance, max_attempts=9).run())
+
+    async def tried(times: int) -> None:
+        attempts = "SELECT coalesce(max(attempts), 0) >= $1 FROM outbox_parked"
+        await until(lambda: db.fetchval(attempts, times), timeout=30, what=f"{times} tries")
+
+    async with db.transaction():
+        [bad] = await db.fetch(_ADD, SHARD, CONVERSATIONS[:1])
+        kafka.bad.add(bad["id"])
+    await tried(1)
+    kafka.slow_s = 0.2
+    await db.execute("UPDATE outbox_parked SET retry_at = now()")
+    await tried(2)
+    # The line tries again what is due before it goes on.
+    for _ in range(2):
+        [good] = await db.fetch(_ADD, SHARD, CONVERSATIONS[1:2])
+        await until(lambda row=good: (row["id"], False) in kafka.records, timeout=30, what="another row")
+    assert await db.fetchval("SELECT attempts FROM outbox_parked WHERE id = $1", bad["id"]) == 2
+    await stop(life)
     await db.close()

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import random
+import string
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -50,6 +52,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "too large": {"payload": b"x" * 1_100_000},
     "there is no topic nowhere.v1": {"topic": "nowhere.v1"},
     "not serialisable": {"headers": ["half a pair"]},
+    "can't be a topic": {"topic": "".join(random.Random(0).choices(string.ascii_letters, k=40_000))},
 }
 
 

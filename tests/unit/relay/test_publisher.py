@@ -16,6 +16,8 @@ from services.relay.batch import Queue
 from services.relay.breaker import Limits
 from services.relay.held import HeldShard
 from services.relay.lease import Timing
+from services.relay.parking import ParkedRow
+from services.relay.producer import MissingTopicError
 from services.relay.publisher import Publisher
 from services.relay.retries import Retries
 from services.relay.shards import Delivery, Park, Taken
@@ -70,12 +72,17 @@ class Cursors:
             self.moves.append((shard.number, to_id, list(placed)))
         self.parks += [(park.id, park.outcome, park.error) for park in parks]
 
+    async def flush(self, *_: object) -> bool:
+        return True
+
 
 class Parking:
     """What the lines ask of Postgres."""
 
     def __init__(self) -> None:
         self.stops: dict[int, str] = {}
+        self.lease_ends: dict[int, float] = {}
+        """When a queue is read next: a lease's end, by shard."""
 
     async def stopped(self, shard: HeldShard) -> str | None:
         return self.stops.get(shard.number)
@@ -89,6 +96,10 @@ class Parking:
     async def go_on(self, shard: HeldShard) -> None:
         del self.stops[shard.number]
 
+    async def queue(self, shard: HeldShard, *_: object) -> list[ParkedRow]:
+        shard.trusted_until = self.lease_ends.pop(shard.number, shard.trusted_until)
+        return []
+
 
 class World:
     """A running publisher and everything that it touches."""
@@ -97,6 +108,7 @@ class World:
         self.clients: list[Client] = []
         self.careful: list[Client] = []
         self.refusals = 0
+        self.careful_refusals = 0
         self.parking = Parking()
         self.held: dict[int, HeldShard] = {}
         self.cursors = Cursors()
@@ -113,6 +125,9 @@ class World:
         )
 
     async def open_client(self, *_: object, idempotent: bool = True, **__: object) -> Client:
+        if not idempotent and self.careful_refusals:
+            self.careful_refusals -= 1
+            raise MissingTopicError("deleted just now")
         if not idempotent:
             self.careful.append(Client())
             return self.careful[-1]
@@ -276,6 +291,23 @@ async def test_a_refused_batch_is_halved_with_care_until_the_row_to_blame_stands
     assert len(again.handed) == 1
 
 
+async def test_a_careful_client_that_cannot_be_opened_is_waited_for(world: World) -> None:
+    """A topic was deleted since the session began: that is no row's fault, and no reason to end."""
+    client = await world.client()
+    shard = world.hold(1)
+    read(shard, 1)
+    await handed(client, 1)
+    world.careful_refusals = 1
+    client.waiting[0].set_exception(MessageSizeTooLargeError())
+    await world.client(2)
+    read(shard, 1)
+    await world.client(3)
+    assert world.cursors.parks == []
+    read(shard, 1)
+    await until(lambda: world.careful, timeout=5, what="the careful client")
+    assert await handed(world.careful[0], 1) == [("t.events.v1", 1, 1)]
+
+
 async def test_a_row_of_an_unknown_topic_costs_no_client(world: World) -> None:
     client = await world.client()
     shard = world.hold(1)
@@ -316,6 +348,20 @@ async def test_nothing_is_sent_under_a_lease_that_a_delivery_can_outlast(world: 
     client = await world.client()
     shard = world.hold(1, trusted_s=TIMING.longest_s - 0.1)
     read(shard, 1)
+    await asyncio.wait([asyncio.create_task(asyncio.sleep(0.1))])
+    assert client.handed == []
+    shard.trusted_until += 60
+    await handed(client, 1)
+
+
+async def test_nothing_is_sent_under_a_lease_that_ended_while_something_was_tried_again(world: World) -> None:
+    client = await world.client()
+    shard = world.hold(1)
+    await until(lambda: shard.parked is not None, timeout=5, what="what was found")
+    world.parking.lease_ends[1] = time.monotonic()
+    shard.due_queues[uuid.UUID(int=2), "events.v1"] = None
+    read(shard, 1)
+    await until(lambda: not world.parking.lease_ends, timeout=5, what="a try")
     await asyncio.wait([asyncio.create_task(asyncio.sleep(0.1))])
     assert client.handed == []
     shard.trusted_until += 60

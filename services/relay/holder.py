@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from services.relay.held import HeldShard
 from services.relay.lease import plan
-from services.relay.metrics import LEASE_CHANGES, SHARDS_HELD, STOPPED_SHARDS
+from services.relay.metrics import LEASE_CHANGES, SHARDS_HELD
 from shared.logging import logger
 from shared.metrics import LOOP_ERRORS
 from shared.postgres import RETRIABLE
@@ -163,6 +163,4 @@ class Holder:
     def _remove(self, shard: HeldShard) -> None:
         if self._held.get(shard.number) is shard:
             del self._held[shard.number]
-            if shard.stopped is not None:
-                STOPPED_SHARDS.dec()
         SHARDS_HELD.set(len(self._held))

@@ -21,7 +21,6 @@ from services.relay.metrics import (
     DELIVERY_SECONDS,
     FAILED_BATCHES,
     PARKED_ROWS,
-    STOPPED_SHARDS,
     published,
 )
 from services.relay.retrying import Retrying
@@ -262,7 +261,6 @@ class Line:
     def _stand_still(self, reason: str) -> None:
         self._shard.stopped = reason
         self._probe_at = time.monotonic() + self._cool_down.next()
-        STOPPED_SHARDS.inc()
         _log.error("shard stopped: too many of its rows are refused", shard=self._shard.number, reason=reason)
 
     async def _probe(self) -> None:
@@ -291,7 +289,6 @@ class Line:
         shard.stopped = None
         shard.breaker.half_open()
         self._cool_down.reset()
-        STOPPED_SHARDS.dec()
         await stored(shard, lambda: self._common.parking.go_on(shard))
         _log.info("shard goes on", shard=shard.number)
 

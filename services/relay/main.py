@@ -11,6 +11,7 @@ from services.relay.backlog import Backlog
 from services.relay.cursors import Cursors
 from services.relay.due import Due
 from services.relay.holder import Holder
+from services.relay.metrics import STOPPED_SHARDS
 from services.relay.parking import ParkingStore
 from services.relay.publisher import Publisher
 from services.relay.redrive import Redrive
@@ -48,6 +49,7 @@ class Relay:
         self._enabled = settings.relay_enabled
         timing, owner = settings.timing, settings.relay_owner
         self._held: dict[int, HeldShard] = {}
+        STOPPED_SHARDS.set_function(lambda: sum(shard.stopped is not None for shard in self._held.values()))
         self._cursors = Cursors(ShardStore(pool, owner, timing.lease_s))
         parking = ParkingStore(pool, owner)
         self._publisher = Publisher(

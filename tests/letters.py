@@ -134,6 +134,11 @@ async def settle_letter(
 ) -> bool:
     """Write down what became of a letter that was tried again, as the relay does."""
     done: bool = await relay.fetchval(
-        "SELECT settle_letter($1, 1, $2, $3, $4, $5)", RELAY, shard_of(number), dead_id, offset, error
+        "SELECT settle_letter($1, 1, $2, $3, (SELECT attempts FROM dead_letter WHERE dead_id = $3), $4, $5)",
+        RELAY,
+        shard_of(number),
+        dead_id,
+        offset,
+        error,
     )
     return done

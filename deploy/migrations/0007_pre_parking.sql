@@ -200,10 +200,10 @@ BEGIN
     RETURN v_left;
 END $$;
 
--- Writes down what became of a letter that was tried again: sent to an offset, or refused with an error. False if it is
--- not this relay's to say any more.
+-- Writes down what became of a letter that was tried again: sent to an offset, or refused with an error. p_attempts: how
+-- often it had been tried before, so that what is told twice ends no later try. False if it is not this relay's to say.
 CREATE FUNCTION settle_letter(
-    p_owner text, p_epoch bigint, p_shard smallint, p_dead_id bigint, p_offset bigint, p_error text
+    p_owner text, p_epoch bigint, p_shard smallint, p_dead_id bigint, p_attempts int, p_offset bigint, p_error text
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_letter dead_letter;
@@ -218,7 +218,7 @@ BEGIN
         error = coalesce(left(p_error, 1000), d.error),
         settled_at = CASE WHEN p_error IS NULL THEN clock_timestamp() END,
         kafka_offset = p_offset
-    WHERE d.dead_id = p_dead_id AND d.shard = p_shard AND d.state = 'retrying'
+    WHERE d.dead_id = p_dead_id AND d.shard = p_shard AND d.state = 'retrying' AND d.attempts = p_attempts
     RETURNING * INTO v_letter;
     IF NOT FOUND THEN
         RETURN false;

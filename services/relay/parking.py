@@ -51,6 +51,7 @@ class Letter(NamedTuple):
 
     queue: Queue
     passed: bool
+    attempts: int
     row: Record
 
     def with_headers(self, further: tuple[str, ...]) -> Record:
@@ -108,12 +109,19 @@ class ParkingStore:
         row = await self._pool.fetchrow(_LETTER, dead_id)
         if row is None:
             return None
-        return Letter((row["conversation_id"], row["topic"]), row["passed"], _as_row(tuple(row)[1:]))
+        return Letter((row["conversation_id"], row["topic"]), row["passed"], row["attempts"], _as_row(tuple(row)[2:]))
 
-    async def settle_letter(self, shard: HeldShard, dead_id: int, offset: int | None, error: str | None) -> bool:
-        """Write down what became of a letter. False: it was not this relay's to say. Safe to repeat."""
+    async def settle_letter(
+        self, shard: HeldShard, dead_id: int, attempts: int, offset: int | None, error: str | None
+    ) -> bool:
+        """Write down what became of a letter that had been tried ``attempts`` times.
+
+        False: it was not this relay's to say. Safe to repeat.
+        """
         return bool(
-            await self._pool.fetchval(_SETTLE_LETTER, self._owner, shard.epoch, shard.number, dead_id, offset, error)
+            await self._pool.fetchval(
+                _SETTLE_LETTER, self._owner, shard.epoch, shard.number, dead_id, attempts, offset, error
+            )
         )
 
     async def now(self) -> datetime:

@@ -45,15 +45,15 @@ ORDER BY o.id
 SELECT settle_parked($1, $2, $3, $4, $5, $6::bigint[], $7::int[], $8::text[], $9::bigint[], $10::text[], $11::bigint[])
 
 -- name: letter
--- Whether a later record of its conversation may be in Kafka, and the row as tail.sql reads it.
-SELECT passed,
+-- Whether a later record of its conversation may be in Kafka, how often it was tried, and the row as tail.sql reads it.
+SELECT passed, attempts,
        shard, outbox_id AS id, conversation_id, seq, event_id, topic, type, source,
        CASE WHEN cardinality(headers) > 0 THEN headers END AS headers, payload, timestamptz_send(created_at) AS created_at
 FROM dead_letter
 WHERE dead_id = $1 AND state = 'retrying'
 
 -- name: settle_letter
-SELECT settle_letter($1, $2, $3, $4, $5, $6)
+SELECT settle_letter($1, $2, $3, $4, $5, $6, $7)
 
 -- name: now
 SELECT clock_timestamp()

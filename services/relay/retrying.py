@@ -113,7 +113,9 @@ class Retrying:
         if not await self._lease_lasts():
             return
         attempt = await self._attempt([letter.with_headers(_LATE) if late else letter.row])
-        await stored(shard, lambda: parking.settle_letter(shard, dead_id, attempt.offset, attempt.error))
+        await stored(
+            shard, lambda: parking.settle_letter(shard, dead_id, letter.attempts, attempt.offset, attempt.error)
+        )
         outcome = "sent" if attempt.error is None else "dead"
         ATTEMPTS.labels(outcome).inc()
         published(letter.queue[1], "late" if late and attempt.error is None else outcome, 1)

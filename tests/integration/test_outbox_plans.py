@@ -221,7 +221,7 @@ async def test_retrying(relay: Role, owner: asyncpg.Connection) -> None:
     assert await relay.touched(PARKING["settle"], *settle) < 200
     dead_id = await owner.fetchval("SELECT dead_id FROM dead_letter WHERE shard = 3 AND state = 'dead' LIMIT 1")
     assert await relay.touched(PARKING["letter"], dead_id) < 20
-    assert await relay.touched(PARKING["settle_letter"], "ann", 1, 3, dead_id, None, "no") < 100
+    assert await relay.touched(PARKING["settle_letter"], "ann", 1, 3, dead_id, 1, None, "no") < 100
     assert await relay.touched(PARKING["redrive"], "2000-01-01", 100, "redrive") < 3_000
 
 

@@ -64,6 +64,17 @@ async def admin(stores: Stores) -> AsyncIterator[AIOKafkaAdminClient]:
     await made.close()
 
 
+async def make_topic(admin: AIOKafkaAdminClient, name: str, configs: dict[str, str]) -> None:
+    """Returns once the brokers tell of it with all its leaders: they do so a little after it was made."""
+    await admin.create_topics([NewTopic(name, PARTITIONS, 1, topic_configs=configs)])
+
+    async def known() -> bool:
+        [described] = await admin.describe_topics([name])
+        return len([part for part in described["partitions"] if part["leader"] >= 0]) == PARTITIONS
+
+    await until(known, timeout=30, what="a topic with all its leaders")
+
+
 async def state_of(db: asyncpg.Connection, id_: int) -> str | None:
     return await db.fetchval("SELECT state FROM outbox_parked WHERE id = $1", id_)
 
@@ -198,7 +209,7 @@ async def test_the_brokers_own_limit_is_found_by_halving(
 ) -> None:
     """Whole batches are over the topic's limit, and one of their rows is so by itself: that one alone is to blame."""
     topic = f"{relay_topics.prefix}.small.v1"
-    await admin.create_topics([NewTopic(topic, PARTITIONS, 1, topic_configs={"max.message.bytes": "30000"})])
+    await make_topic(admin, topic, {"max.message.bytes": "30000"})
     numbers = [number for number in range(2000) if shard_of(number) == shard_of(1)][:10]
     async with owner_db.transaction():
         for seq in range(1, 6):
@@ -252,7 +263,7 @@ async def test_a_topics_own_limit_holds_for_batches_and_rows(
 ) -> None:
     """A limit that is known beforehand costs no refused batch."""
     topics = Topics(topic_prefix)
-    await admin.create_topics([NewTopic(topics.events, PARTITIONS, 1, topic_configs={"max.message.bytes": "30000"})])
+    await make_topic(admin, topics.events, {"max.message.bytes": "30000"})
     await ensure_topics(stores.kafka, topics)
     writer = Writer(owner_db, [1])
     await writer.write(300)
@@ -492,3 +503,23 @@ async def test_what_is_told_twice_counts_once(owner_db: asyncpg.Connection, data
         assert await parking.settle(fenced, queue, [Settled(ids[1], 0, "sent", 7)]) is None
         assert not await shards.park(Move(fenced.number, fenced.epoch, ids[1], [], parks))
         assert await state_of(owner_db, ids[1]) == "waiting"
+
+
+async def test_a_letters_result_told_late_ends_no_later_try(owner_db: asyncpg.Connection, database: Database) -> None:
+    """A first answer was lost, and somebody asked for another try before it was told again."""
+    bad = await add(owner_db, 1)
+    async with open_pool(database.url("relay"), size=1, name="tests") as pool:
+        shards, parking = ShardStore(pool, "ann", 60), ParkingStore(pool, "ann")
+        [taken] = [one for one in await shards.take(64) if one.shard == shard_of(1)]
+        held = HeldShard(taken, 0)
+        park = Park(bad, conversation(1), "events.v1", uuid.uuid4(), "dead", "no")
+        assert await shards.park(Move(held.number, held.epoch, bad, [], [park]))
+        [letter] = await letters(owner_db)
+        again = "UPDATE dead_letter SET state = 'retrying'"
+        await owner_db.execute(again)
+        assert await parking.settle_letter(held, letter["dead_id"], 1, None, "no again")
+        await owner_db.execute(again)
+        assert not await parking.settle_letter(held, letter["dead_id"], 1, None, "no again")
+        assert [letter["state"] for letter in await letters(owner_db)] == ["retrying"]
+        assert await parking.settle_letter(held, letter["dead_id"], 2, 7, None)
+        assert [letter["state"] for letter in await letters(owner_db)] == ["sent"]

@@ -99,7 +99,7 @@ FORBIDDEN = {
         "DELETE FROM outbox_parked",
         "DELETE FROM outbox_attempt",
         "SELECT bury_parked(1::smallint, '{1}')",
-        "SELECT settle_letter('x', 1, 1::smallint, 1, NULL, NULL)",
+        "SELECT settle_letter('x', 1, 1::smallint, 1, 1, NULL, NULL)",
         "SELECT redrive_letters(now(), 1, 'x')",
     ),
 }

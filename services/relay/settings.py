@@ -108,7 +108,7 @@ class RelaySettings(Settings, PostgresSettings, KafkaSettings):
         ),
     )
     relay_outbox_retention_s: int = Field(
-        604_800,
+        518_400,
         ge=60,
         description=(
             "For how long published rows stay in the outbox, in seconds; a reader of Kafka can be served again from "

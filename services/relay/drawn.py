@@ -35,6 +35,10 @@ class Drawn:
 
     def up_to(self, last: int, now: float) -> bool:
         """Every id up to ``last`` is drawn. Whether that is news; nothing of what was drawn before the start is."""
+        if self._last is not None and last < self._last:
+            # Another store, or an earlier state of it: its ids are drawn again.
+            self._last = None
+            self._tops.clear()
         if self._last is None or last > self._last + _JUMP:
             news = self._last is not None
             self._spans = [_Span(last, now)]

@@ -76,6 +76,19 @@ def test_an_id_that_never_comes_is_forgotten_while_others_come() -> None:
     assert FORGET_S * 10 <= waited <= 2 * FORGET_S * 10 + 1
 
 
+def test_a_store_that_was_set_back_is_begun_anew() -> None:
+    drawn = begun()
+    drawn.up_to(100, 0)
+    drawn.read(1, list(range(1, 101)), 0)
+    assert drawn.all_read(0)
+    drawn.up_to(50, 1)
+    assert drawn.all_read(1)
+    assert drawn.up_to(51, 2)
+    assert not drawn.all_read(2)
+    drawn.read(1, [51], 2)
+    assert drawn.all_read(2)
+
+
 def test_a_closed_partition_leaves_nothing_to_be_awaited() -> None:
     drawn = begun()
     drawn.up_to(5, 0)

@@ -17,9 +17,10 @@ from typing import Any
 import aiohttp
 import asyncpg
 from aiokafka import ConsumerRecord
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from deploy.local import ports
-from shared.kafka import partition_of, partitions, reader
+from shared.kafka import PARTITIONS, partition_of, partitions, reader
 from tests.databases import Database
 from tests.waiting import until
 
@@ -212,6 +213,17 @@ def same_shard(number: int) -> int:
 def other_shard(number: int) -> int:
     """A conversation of another shard."""
     return next(n for n in range(number + 1, number + 1000) if shard_of(n) != shard_of(number))
+
+
+async def make_topic(admin: AIOKafkaAdminClient, name: str, configs: dict[str, str]) -> None:
+    """Returns once the brokers tell of it with all its leaders: they do so a little after it was made."""
+    await admin.create_topics([NewTopic(name, PARTITIONS, 1, topic_configs=configs)])
+
+    async def known() -> bool:
+        [described] = await admin.describe_topics([name])
+        return len([part for part in described["partitions"] if part["leader"] >= 0]) == PARTITIONS
+
+    await until(known, timeout=30, what="a topic with all its leaders")
 
 
 async def all_records(kafka: str, names: Sequence[str]) -> list[ConsumerRecord[bytes, bytes]]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from fastapi import Response
 from fastapi.openapi.utils import get_openapi
-from starlette.requests import ClientDisconnect
 
+from shared.bodies import read_body
 from shared.contracts.decode import decode
-from shared.errors import BadRequestError, TimedOutError, TooLargeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,18 +45,7 @@ def reply(content: msgspec.Struct) -> Response:
 
 async def body(request: Request, decoder: msgspec.json.Decoder[Some], *, fallback: str) -> Some:
     """The request's body. Raises `BadRequestError` with the field, `TooLargeError`, `TimedOutError`."""
-    read = bytearray()
-    try:
-        async with asyncio.timeout(_READ_S):
-            async for chunk in request.stream():
-                read += chunk
-                if len(read) > _MAX_BODY:
-                    raise TooLargeError(f"a request has at most {_MAX_BODY} bytes")
-    except TimeoutError:
-        raise TimedOutError("the request did not come in time") from None
-    except ClientDisconnect:
-        raise BadRequestError("the request ended early") from None
-    return decode(decoder, bytes(read), fallback=fallback)
+    return decode(decoder, await read_body(request, _MAX_BODY, within_s=_READ_S), fallback=fallback)
 
 
 def answers(kind: type[msgspec.Struct]) -> dict[int | str, dict[str, Any]]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from starlette.requests import ClientDisconnect
 
 from services.ingest import schemas
 from services.ingest.admission import Send, admit, creator, reader
@@ -20,10 +19,11 @@ from services.ingest.metrics import SENDS
 from services.ingest.openapi import describe, takes
 from shared import problems
 from shared.auth import Claims, bearer
+from shared.bodies import read_body
 from shared.contracts.decode import decode
 from shared.contracts.frames import MAX_PAGE
 from shared.contracts.words import MAX_SEQ, TRACEPARENT, UUID
-from shared.errors import BadRequestError, TimedOutError, TooLargeError, WaybillError
+from shared.errors import BadRequestError, WaybillError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -96,7 +96,7 @@ def public_app(door: Door) -> FastAPI:
     )
     async def write(request: Request) -> Response:
         claims = await _claims(door, request)
-        texts = items(await _body(request, door.max_request))
+        texts = items(await read_body(request, door.max_request, within_s=_READ_S))
         answers = await _write(door, claims, texts, _traceparent(request))
         return _json({"results": [_result(answer) for answer in answers]})
 
@@ -109,7 +109,7 @@ def public_app(door: Door) -> FastAPI:
     )
     async def create(request: Request) -> Response:
         claims = await _claims(door, request)
-        asked = decode(_CREATE, await _body(request, door.max_request), fallback="members")
+        asked = decode(_CREATE, await read_body(request, door.max_request, within_s=_READ_S), fallback="members")
         planned = plan(asked, creator(claims, asked.creator_id))
         existing = await door.conversations.create(planned)
         told = {"conversation_id": planned.conversation_id, "existing": existing}
@@ -194,24 +194,6 @@ def _json(content: object, status: int = 200) -> Response:
 
 async def _claims(door: Door, request: Request) -> Claims:
     return await door.verifier.verify(bearer(request.headers.get("authorization")))
-
-
-async def _body(request: Request, limit: int) -> bytes:
-    length = request.headers.get("content-length", "")
-    if _DIGITS.match(length) and int(length) > limit:
-        raise TooLargeError(f"a request has at most {limit} bytes")
-    read = bytearray()
-    try:
-        async with asyncio.timeout(_READ_S):
-            async for chunk in request.stream():
-                read += chunk
-                if len(read) > limit:
-                    raise TooLargeError(f"a request has at most {limit} bytes")
-    except TimeoutError:
-        raise TimedOutError("the request did not come in time") from None
-    except ClientDisconnect:
-        raise BadRequestError("the request ended early") from None
-    return bytes(read)
 
 
 def _traceparent(request: Request) -> str | None:

@@ -39,13 +39,12 @@ class Builder(Protocol):
 
 @dataclass(slots=True)
 class Part:
-    """The rows of one topic in a batch, ``from_id`` to ``to_id``; ``event_id`` is the first one's."""
+    """The rows of one topic in a batch, ``from_id`` to ``to_id``."""
 
     topic: str
     builder: Builder
     from_id: int
     to_id: int
-    event_id: str
     rows: int = 0
 
 
@@ -118,7 +117,7 @@ def build(  # noqa: PLR0912, PLR0915, PLR0917 - a call for each row would cost m
             if topic not in known:
                 batch.unknown = topic
                 break
-            part = Part(topic, new_builder(), id_, id_, str(event_id))
+            part = Part(topic, new_builder(), id_, id_)
         try:
             # Most rows are like the one before them, and comparing is cheaper than writing anew.
             if type_ != last_type or source != last_source:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
-from shared.clock import Backoff
-from shared.logging import logger
-from shared.metrics import LOOP_ERRORS
-from shared.postgres import RETRIABLE
+from services.relay.looking import keep_looking
 
 if TYPE_CHECKING:
     from services.relay.held import HeldShard
     from services.relay.parking import ParkingStore
 
 _EVERY_S = 0.5
-_LOOK_S = 15.0
-
-_log = logger(__name__)
 
 
 class Due:
@@ -29,18 +22,7 @@ class Due:
 
     async def run(self) -> None:
         """Look until cancelled."""
-        backoff = Backoff()
-        while True:
-            try:
-                async with asyncio.timeout(_LOOK_S):
-                    await self.look()
-            except RETRIABLE as error:
-                LOOP_ERRORS.labels("due").inc()
-                _log.warning("parked rows not looked for", error=repr(error))
-                await asyncio.sleep(backoff.next())
-                continue
-            backoff.reset()
-            await asyncio.sleep(_EVERY_S)
+        await keep_looking("due", self.look, every_s=_EVERY_S)
 
     async def look(self) -> None:
         """Look once."""

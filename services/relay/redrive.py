@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from typing import TYPE_CHECKING, Self
 
-from shared.clock import Backoff
+from services.relay.looking import keep_looking
 from shared.logging import logger
-from shared.metrics import LOOP_ERRORS
-from shared.postgres import RETRIABLE
 
 if TYPE_CHECKING:
     from services.relay.parking import ParkingStore
 
 _EVERY_S = 30.0
-_LOOK_S = 15.0
 _SHAPE = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 
 _log = logger(__name__)
@@ -65,18 +61,7 @@ class Redrive:
 
     async def run(self) -> None:
         """Look until cancelled."""
-        backoff = Backoff()
-        while True:
-            try:
-                async with asyncio.timeout(_LOOK_S):
-                    await self.look()
-            except RETRIABLE as error:
-                LOOP_ERRORS.labels("redrive").inc()
-                _log.warning("no redrive", error=repr(error))
-                await asyncio.sleep(backoff.next())
-                continue
-            backoff.reset()
-            await asyncio.sleep(_EVERY_S)
+        await keep_looking("redrive", self.look, every_s=_EVERY_S)
 
     async def look(self) -> int:
         """Ask for what this window still has room for. Returns how many letters."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import TopicAuthorizationFailedError
 from aiokafka.protocol.admin import CreateAclsRequest
 
@@ -24,6 +24,7 @@ from tests.relays import (
     all_records,
     conversation,
     drained,
+    make_topic,
     order_per_conversation,
     other_shard,
     relays,
@@ -211,13 +212,7 @@ async def test_nothing_overtakes_a_refused_batch(
     A broker takes any batch as the first one of a client that is new to it, so also one that was handed over too early.
     """
     topic = f"{own_topics.prefix}.small.v1"
-    await own_admin.create_topics([NewTopic(topic, PARTITIONS, 1, topic_configs={"max.message.bytes": "30000"})])
-
-    async def known() -> bool:
-        [described] = await own_admin.describe_topics([topic])
-        return len([part for part in described["partitions"] if part["leader"] >= 0]) == PARTITIONS
-
-    await until(known, timeout=30, what="a topic with all its leaders")
+    await make_topic(own_admin, topic, {"max.message.bytes": "30000"})
     numbers = list({shard_of(number): number for number in range(200)}.values())[:10]
     async with own_db.transaction():
         for number in numbers:

@@ -29,6 +29,7 @@ from tests.relays import (
     conversation,
     drained,
     ids_of,
+    make_topic,
     order_per_conversation,
     other_shard,
     relays,
@@ -62,17 +63,6 @@ async def admin(stores: Stores) -> AsyncIterator[AIOKafkaAdminClient]:
     await made.start()
     yield made
     await made.close()
-
-
-async def make_topic(admin: AIOKafkaAdminClient, name: str, configs: dict[str, str]) -> None:
-    """Returns once the brokers tell of it with all its leaders: they do so a little after it was made."""
-    await admin.create_topics([NewTopic(name, PARTITIONS, 1, topic_configs=configs)])
-
-    async def known() -> bool:
-        [described] = await admin.describe_topics([name])
-        return len([part for part in described["partitions"] if part["leader"] >= 0]) == PARTITIONS
-
-    await until(known, timeout=30, what="a topic with all its leaders")
 
 
 async def state_of(db: asyncpg.Connection, id_: int) -> str | None:

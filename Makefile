@@ -8,6 +8,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 CODE := shared services deploy bench tests clients/python
+# Side by side, a file whole at one worker. More workers than cores: many tests wait for a timeout or an outage.
+WORKERS ?= 3
+PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -29,25 +32,23 @@ demo: setup ## 5,000 messages through everything while parts are killed, and a v
 up: setup ## all of Waybill on this machine, until Ctrl-C
 	$(BIN)/waybill up
 
-test: setup ## all tests
-	$(BIN)/pytest
+test: setup ## all tests, WORKERS files at a time
+	$(PYTEST)
 
 unit: setup ## tests without services
-	$(BIN)/pytest tests/unit
+	$(PYTEST) tests/unit
 
 integration: setup ## tests on real Postgres, Kafka and Redis
-	$(BIN)/pytest tests/integration
+	$(PYTEST) tests/integration
 
 e2e: setup ## tests of all services together
-	$(BIN)/pytest tests/e2e
+	$(PYTEST) tests/e2e
 
 test-containers: setup ## the integration tests on containers; starts an engine of its own, needs root
 	$(BIN)/python -m tests.containers.run
 
 coverage: setup ## all tests, with what they covered
-	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest
-	$(BIN)/coverage combine --quiet
+	$(PYTEST) --cov --cov-report=
 	$(BIN)/coverage report --skip-covered --sort=cover
 
 lint: setup ## style, import contracts, dependencies
@@ -68,6 +69,7 @@ bench: setup ## measure, side by side with the reference, and write docs/perform
 	$(BIN)/waybill bench send --keep
 	$(BIN)/waybill bench e2e --keep
 	$(BIN)/waybill bench relay --deep 5000000 --keep
+	$(BIN)/waybill bench gateway --keep
 
 docs: setup ## write the generated reference anew
 	$(BIN)/python -m deploy.reference

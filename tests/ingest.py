@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 
+from deploy.local.ports import free_port
 from services.ingest.main import serve
 from services.ingest.settings import IngestSettings
 from shared.auth import Scope, mint
@@ -26,12 +27,6 @@ DIGEST_KEY = "a digest key for tests"
 ROOT = Path(__file__).parents[1]
 
 Json = dict[str, Any]
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def new_id() -> str:

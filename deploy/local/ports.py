@@ -1,5 +1,6 @@
 """Ports on loopback: fixed ones, or free ones that stay the same when a folder is started again."""
 
+import os
 import random
 import socket
 from collections.abc import Collection, Mapping
@@ -14,7 +15,14 @@ DEFAULT: Mapping[str, int] = {"postgres": 8432, "kafka": 8492, "kafka_controller
 
 # Below the range from which Linux takes the ports of outgoing connections: while a server is down for a restart,
 # nobody's client can slip onto its port.
-_RANGE = range(20_000, 32_000)
+FREE = range(20_000, 32_000)
+
+FREE_VARIABLE = "WAYBILL_LOCAL_PORTS"
+"""Environment: `FIRST-LAST` to take free ports from instead of `FREE`. Who run side by side and choose at the same
+moment would find the same port free."""
+
+_chance = random.SystemRandom()
+"""Not the module's own: two runs that seed it alike would choose alike."""
 
 
 def choose(wanted: Literal["auto"] | Mapping[str, int], remembered: Mapping[str, int]) -> dict[str, int]:
@@ -37,11 +45,22 @@ def choose(wanted: Literal["auto"] | Mapping[str, int], remembered: Mapping[str,
 
 def free_port(taken: Collection[int] = ()) -> int:
     """A port of loopback on which nobody listens now, and none of `taken`."""
+    among = _free_range()
     for _ in range(1000):
-        port = random.choice(_RANGE)
+        port = _chance.choice(among)
         if port not in taken and is_free(port):
             return port
-    raise OSError(f"no free port between {_RANGE.start} and {_RANGE.stop}")
+    raise OSError(f"no free port from {among[0]} to {among[-1]}")
+
+
+def _free_range() -> range:
+    if not (text := os.environ.get(FREE_VARIABLE)):
+        return FREE
+    first, _, last = text.partition("-")
+    among = range(int(first), int(last) + 1)
+    if not among:
+        raise ValueError(f"{FREE_VARIABLE} is {text!r}: no port")
+    return among
 
 
 def is_free(port: int) -> bool:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import uuid
@@ -20,6 +19,7 @@ import aiohttp
 import asyncpg
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
+from deploy.local.ports import free_port
 from services.receipts.fold import Held, Mark
 from shared.kafka import Consumed, Topics, ensure_topics, partition_of, producer, reader
 from shared.postgres import Pool, from_multirange, open_pool, to_multirange
@@ -286,12 +286,6 @@ class Process:
                 await self.ended(5)
             except (TimeoutError, subprocess.TimeoutExpired):
                 await self.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class Gate:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.relay_fixtures"]
 
+pytestmark = pytest.mark.long(50)
+
 WAYBILL = Path(sys.executable).with_name("waybill")
 
 

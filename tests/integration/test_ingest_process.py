@@ -77,7 +77,7 @@ async def test_nothing_is_acknowledged_while_it_can_roll_back(database: Database
         assert not sending.done()
         await owner.execute("SELECT pg_terminate_backend($1, 3000)", backend)
         await transaction.rollback()
-        result = await asyncio.wait_for(sending, 5)
+        result = await asyncio.wait_for(sending, 15)
         assert (result["status"], result["error"]["code"]) == (503, "unavailable")
         assert await owner.fetchval("SELECT count(*) FROM event") == 1
         assert (await ingest.sent("ann", group))["seq"] == 2
@@ -92,7 +92,7 @@ async def test_a_paused_process_does_not_stop_another(database: Database, owner:
         await until(lambda: _waiting(owner), timeout=15, what="the send waits for its shard")
         paused.pause()
         await transaction.rollback()
-        sent = await asyncio.wait_for(other.sent("ann", group), 2)
+        sent = await asyncio.wait_for(other.sent("ann", group), 10)
         assert sent["seq"] == 3
         known = await other.send("ann", group, client_msg_id="paused")
         assert (known["status"], known["event"]["seq"]) == (200, 2)

@@ -27,6 +27,8 @@ from deploy.local.process import StartError
 from deploy.local.stack import STOP_ORDER, Stack
 from tests.waiting import until
 
+pytestmark = pytest.mark.long(60)
+
 ROOT = Path(__file__).parents[2]
 
 # Stands for `waybill up` in a terminal of its own.

@@ -35,7 +35,7 @@ from tests.waiting import until
 
 pytest_plugins = ["tests.own_fixtures"]
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long(240)]
 
 OUTAGE_S = 120.0
 

@@ -61,11 +61,11 @@ async def test_a_client_is_discarded_in_time_while_its_broker_is_frozen(
         assert not confirmed.done()
         begun = time.monotonic()
         await client.discard()
-        assert time.monotonic() - begun < CLOSE_S + 0.5
+        assert time.monotonic() - begun < CLOSE_S + 5
     finally:
         own_stack.fault("kafka", signal.SIGCONT)
     confirmed.cancel()
-    await asyncio.wait([confirmed], timeout=1)
+    await asyncio.wait([confirmed], timeout=10)
     assert asyncio.all_tasks() <= before, "no task of the client is left"
     await client.discard()
 

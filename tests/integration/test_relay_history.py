@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.own_fixtures"]
 
+pytestmark = pytest.mark.long(90)
+
 LENGTH_S = 60.0
 WRITERS = 16
 SETTINGS = {**QUICK, "WAYBILL_RELAY_MAX_ATTEMPTS": "2", "WAYBILL_RELAY_RETRY_DELAY_MS": "200"}

@@ -15,6 +15,8 @@ from tests.waiting import until
 
 pytest_plugins = ["tests.relay_fixtures"]
 
+pytestmark = pytest.mark.long(100)
+
 KILLS = 20
 EVENTS = 20_000
 CONVERSATIONS = 200

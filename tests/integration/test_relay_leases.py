@@ -158,7 +158,7 @@ async def test_two_relays_share_and_a_dead_ones_shards_are_taken_over(
     killed_at = time.monotonic()
     await writer.write(200)
     await until(all_are_anns, timeout=20, what="take-over")
-    assert time.monotonic() - killed_at <= LEASE_S + 1
+    assert time.monotonic() - killed_at <= LEASE_S + 5
     await drained(owner_db, timeout=60)
     records = await all_records(stores.kafka, [relay_topics.events])
     assert order_per_conversation(records) == {key: list(range(1, 9)) for key in writer.last_seq}

@@ -41,7 +41,7 @@ from tests.waiting import until
 
 pytest_plugins = ["tests.relay_fixtures"]
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long(90)]
 
 SOON = {**QUICK, "WAYBILL_RELAY_MAX_ATTEMPTS": "3", "WAYBILL_RELAY_RETRY_DELAY_MS": "100"}
 """Dead after three tries, about 0.5 s."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from types import SimpleNamespace
@@ -66,6 +67,8 @@ async def test_a_token_is_its_claims() -> None:
         token(scope=["user"]),
         token(device="my phone"),
     ],
+    # Not the tokens: they hold the time, and processes that share a run have to find the same names.
+    ids=itertools.count(),
 )
 async def test_what_is_refused(bad: str | None) -> None:
     with pytest.raises(UnauthenticatedError):
@@ -187,3 +190,23 @@ async def test_few_tokens_are_remembered(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_bearer_header() -> None:
     assert bearer("Bearer abc") == bearer("bearer  abc") == "abc"
     assert bearer(None) is bearer("") is bearer("Basic abc") is bearer("Bearer ") is None
+
+
+async def test_what_a_token_may_be_revoked_by() -> None:
+    before = time.time()
+    minted = await Verifier(settings()).verify(mint(SECRET, "ann"))
+    assert minted.issued_at is not None
+    assert before - 1e-5 <= minted.issued_at <= time.time()
+    other = await Verifier(settings()).verify(mint(SECRET, "ann"))
+    assert minted.token_id is not None
+    assert other.token_id not in (None, minted.token_id)
+    bare = await Verifier(settings()).verify(token())
+    assert (bare.issued_at, bare.token_id) == (None, None)
+    told = await Verifier(settings()).verify(token(iat=12.5, jti="é" * auth.MAX_TOKEN_ID))
+    assert (told.issued_at, told.token_id) == (12.5, "é" * auth.MAX_TOKEN_ID)
+
+
+@pytest.mark.parametrize("jti", ["", "x" * (auth.MAX_TOKEN_ID + 1), "a\0b", "\ud800", 7])
+async def test_a_token_that_could_not_be_revoked_is_refused(jti: object) -> None:
+    with pytest.raises(UnauthenticatedError):
+        await Verifier(settings()).verify(token(jti=jti))

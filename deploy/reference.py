@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from prometheus_client import REGISTRY
-from pydantic import BaseModel
 from pydantic_settings import BaseSettings
 
 import services
+from deploy import asyncapi
 from services.console import api as console
 from services.ingest.api import Door, public_app
-from shared.contracts import models
-from shared.kafka import PARTITIONS, Topics
 from shared.settings import PREFIX
 
 if TYPE_CHECKING:
@@ -32,11 +30,6 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 SERVICES = ("ingest", "relay", "gateway", "receipts", "console")
-_TOPIC_VALUES: dict[str, type[BaseModel]] = {
-    Topics().events: models.Event,
-    Topics().receipts: models.ReceiptRecord,
-    Topics().acks: models.AckRecord,
-}
 
 
 def pages() -> dict[str, str]:
@@ -44,7 +37,7 @@ def pages() -> dict[str, str]:
     return {
         "settings.md": settings(),
         "metrics.md": metrics(),
-        "asyncapi.json": _json(asyncapi()),
+        "asyncapi.json": _json(asyncapi.document()),
         # The routes are described and never called, so nothing has to stand behind the door.
         "openapi.json": _json(public_app(cast("Door", None)).openapi()),
         "openapi-console.json": _json(
@@ -88,48 +81,6 @@ def metrics() -> str:
             name = f"{family.name}_total" if family.type == "counter" else family.name
             lines.append(f"| `{name}` | {family.type} | {family.documentation} |")
     return "\n".join([*lines, ""])
-
-
-def asyncapi() -> dict[str, object]:
-    """The socket and the topics as an AsyncAPI 3.0 document."""
-    schemas: dict[str, object] = {}
-    messages: dict[str, object] = {}
-    documented: list[type[BaseModel]] = [*_frames(), models.ReceiptRecord, models.AckRecord]
-    for model in documented:
-        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-        schemas.update(schema.pop("$defs", {}))
-        schemas[model.__name__] = schema
-        messages[model.__name__] = {
-            "name": model.__name__,
-            "summary": model.__doc__,
-            "payload": {"$ref": f"#/components/schemas/{model.__name__}"},
-        }
-    channels: dict[str, object] = {
-        "socket": {
-            "address": "/v1/socket",
-            "description": "One JSON object per text frame; `t` names its type. Subprotocol `waybill.v1`.",
-            "messages": {model.__name__: {"$ref": f"#/components/messages/{model.__name__}"} for model in _frames()},
-        }
-    }
-    for topic, value in _TOPIC_VALUES.items():
-        channels[topic] = {
-            "address": topic,
-            "description": f"{PARTITIONS} partitions; key: the conversation id. CloudEvents 1.0, binary mode.",
-            "messages": {value.__name__: {"$ref": f"#/components/messages/{value.__name__}"}},
-        }
-    return {
-        "asyncapi": "3.0.0",
-        "info": {"title": "Waybill", "version": "1.0.0", "description": "The socket of clients and the Kafka topics."},
-        "channels": channels,
-        "components": {"messages": messages, "schemas": schemas},
-    }
-
-
-def _frames() -> Iterator[type[BaseModel]]:
-    for name, model in vars(models).items():
-        is_model = isinstance(model, type) and issubclass(model, BaseModel)
-        if is_model and "t" in model.model_fields and name != models.ReceiptRecord.__name__:
-            yield model
 
 
 def _settings_of(service: str) -> list[type[BaseSettings]]:

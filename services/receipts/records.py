@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.contracts.decode import decode
-from shared.contracts.frames import MAX_RANGES, Range
+from shared.contracts.frames import MAX_RANGES
 from shared.contracts.words import ConversationId, Count, Name, Seq  # noqa: TC001 - msgspec reads annotations
 from shared.errors import BadRequestError
 
@@ -27,7 +27,7 @@ class _Ack(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 class Delivered(_Ack, frozen=True, tag="delivered"):
     """Inclusive ranges that are stored on the device now."""
 
-    ranges: Annotated[list[Range], Meta(min_length=1, max_length=MAX_RANGES)]
+    ranges: Annotated[list[tuple[Seq, Seq]], Meta(min_length=1, max_length=MAX_RANGES)]
 
     def __post_init__(self) -> None:
         for at, (low, high) in enumerate(self.ranges):

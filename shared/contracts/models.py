@@ -1,25 +1,44 @@
-"""The contracts as pydantic models: what documents are made from, and what the fast codec is checked against.
+"""The contracts as pydantic models: the words, what the socket shares with HTTP, and the frames from clients.
 
-Nothing on a hot path uses them: frames from clients are decoded by `shared.contracts.frames`, frames to clients are
-ready-made bytes.
+Documents are made from them, and the fast codec is checked against them. Nothing on a hot path uses them: frames from
+clients are decoded by `shared.contracts.frames`, frames to clients (`server_models`) are ready-made bytes.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StrictInt, StrictStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    model_validator,
+)
 
-from shared.contracts.frames import MAX_CURSORS, MAX_PAGE, MAX_RANGES
-from shared.contracts.words import MAX_SEQ, EventType, History, Kind, Role
+from shared.contracts.frames import MAX_CURSORS, MAX_PAGE, MAX_PRESENCE, MAX_RANGES
+from shared.contracts.words import MAX_SEQ, EventType, History, Kind
+from shared.errors import ERRORS
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
 
 _NAME = r"^[A-Za-z0-9._:@-]{1,64}$"
 _UUID = r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
+_WRITTEN_UUID = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 _TRACEPARENT = r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"
 
 Name = Annotated[StrictStr, Field(pattern=_NAME)]
 ConversationId = Annotated[StrictStr, Field(pattern=_UUID)]
 EventId = Annotated[StrictStr, Field(pattern=_UUID)]
+Id = Annotated[StrictStr, Field(pattern=_WRITTEN_UUID, description="A UUID as the server writes it")]
+Traceparent = Annotated[StrictStr, Field(pattern=_TRACEPARENT)]
 Rid = Annotated[StrictStr, Field(max_length=64)]
 Seq = Annotated[StrictInt, Field(ge=1, le=MAX_SEQ)]
 Count = Annotated[StrictInt, Field(ge=0, le=MAX_SEQ)]
@@ -28,10 +47,82 @@ Time = Annotated[StrictStr, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{
 Body = dict[str, JsonValue]
 
 
+def _known_code(code: str) -> str:
+    if code not in ERRORS:
+        raise ValueError("not one of the protocol's codes")
+    return code
+
+
+Code = Annotated[StrictStr, AfterValidator(_known_code), Field(json_schema_extra={"enum": sorted(ERRORS)})]
+
+
+class _NeverNull:
+    """Marks an optional field of what the server writes: absent where it does not apply, never null (protocol §9)."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        given = tuple(one for one in get_args(source) if one is not NoneType)
+        return handler(Union[given])  # noqa: UP007 - known at run time only
+
+
+def _no_default(schema: dict[str, Any]) -> None:
+    schema.pop("default", None)
+
+
+T = TypeVar("T")
+Given = Annotated[T | None, _NeverNull(), Field(json_schema_extra=_no_default)]
+
+
 class Contract(BaseModel):
     """A field that is not listed may be there; readers ignore it."""
 
     model_config = ConfigDict(extra="ignore")
+
+
+class EventFields(Contract):
+    """An entry of a timeline."""
+
+    conversation_id: Id
+    seq: Seq
+    event_id: Id
+    type: EventType
+    sender_id: Name
+    client_msg_id: Name
+    body: Body | None
+    target_seq: Given[Seq] = None
+    created_at: Time
+    edited_by: Given[Seq] = None
+    recalled_by: Given[Seq] = None
+    deleted_by: Given[Seq] = None
+
+
+class SentFields(Contract):
+    """A committed event."""
+
+    conversation_id: Id
+    client_msg_id: Name
+    event_id: Id
+    seq: Seq
+    created_at: Time
+    duplicate: StrictBool
+
+
+class PageFields(Contract):
+    """A page of a timeline, ascending."""
+
+    conversation_id: Id
+    events: list[EventFields]
+    next: Count
+    head: Count
+    complete: StrictBool
+
+
+class Problem(Contract):
+    """An error: of a frame, of an item, and, with RFC 9457's members beside it, of an HTTP call."""
+
+    code: Code
+    message: StrictStr
+    field: Given[StrictStr] = None
+    retry_after_ms: Given[StrictInt] = None
 
 
 class Hello(Contract):
@@ -42,7 +133,7 @@ class Hello(Contract):
     token: StrictStr | None = None
     client: StrictStr | None = None
     sync: Literal["full", "live"] = "full"
-    cursors: Annotated[dict[str, Count | tuple[Count, StrictStr | None]], Field(max_length=MAX_CURSORS)] | None = None
+    cursors: Annotated[dict[str, Count | tuple[Count, EventId | None]], Field(max_length=MAX_CURSORS)] | None = None
     since: StrictStr | None = None
 
 
@@ -55,7 +146,7 @@ class SendItem(Contract):
     type: EventType = "message"
     body: Body | None = None
     target_seq: Seq | None = None
-    traceparent: Annotated[StrictStr, Field(pattern=_TRACEPARENT)] | None = None
+    traceparent: Traceparent | None = None
 
 
 class Send(Contract):
@@ -68,7 +159,7 @@ class Send(Contract):
     type: EventType = "message"
     body: Body | None = None
     target_seq: Seq | None = None
-    traceparent: Annotated[StrictStr, Field(pattern=_TRACEPARENT)] | None = None
+    traceparent: Traceparent | None = None
 
 
 class Create(Contract):
@@ -118,6 +209,12 @@ class Unread(Contract):
 class Pull(Contract):
     """A page to be read; exactly one of `after` and `before`."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [{"required": [name], "properties": {name: {"type": "integer"}}} for name in ("after", "before")]
+        }
+    )
+
     t: Literal["pull"]
     rid: Rid
     conversation_id: ConversationId
@@ -130,6 +227,28 @@ class Pull(Contract):
         if (self.after is None) == (self.before is None):
             raise ValueError("exactly one of after, before")
         return self
+
+
+class Watch(Contract):
+    """Other members' receipts of a group: wanted, or no more."""
+
+    t: Literal["watch"]
+    conversation_id: ConversationId
+    on: StrictBool
+
+
+class TypingRequest(Contract):
+    """The user is writing."""
+
+    t: Literal["typing"]
+    conversation_id: ConversationId
+
+
+class PresenceRequest(Contract):
+    """Whose online state is wanted."""
+
+    t: Literal["presence"]
+    users: Annotated[list[Name], Field(max_length=MAX_PRESENCE)]
 
 
 class Token(Contract):
@@ -146,195 +265,7 @@ class Ping(Contract):
     rid: Rid | None = None
 
 
-FromClient = Annotated[Hello | Send | Create | Ack | Read | Unread | Pull | Token | Ping, Field(discriminator="t")]
-
-
-class Limits(Contract):
-    """What the server allows."""
-
-    frame_bytes: int
-    window: int
-    resend_s: float
-    heartbeat_s: float
-    sends_per_s: float | None
-
-
-class Welcome(Contract):
-    """The answer to `hello`."""
-
-    t: Literal["welcome"]
-    session_id: StrictStr
-    user_id: Name
-    device_id: Name
-    server_time: Time
-    limits: Limits
-
-
-class Conversation(Contract):
-    """A conversation as this device sees it."""
-
-    t: Literal["conversation"]
-    conversation_id: ConversationId
-    kind: Kind
-    title: StrictStr | None
-    role: Role
-    head: Count
-    visible: list[tuple[Seq, Seq | None]]
-    cursor: Count
-    delivered_seq: Count
-    read_seq: Count
-    read_version: Count
-    unread: Count
-    updated_at: Time
-    reset: bool | None = None
-
-
-class Listed(Contract):
-    """The end of the list of conversations."""
-
-    t: Literal["listed"]
-    count: Count
-
-
-class EventFields(Contract):
-    """An entry of a timeline."""
-
-    conversation_id: ConversationId
-    seq: Seq
-    event_id: EventId
-    type: EventType
-    sender_id: Name
-    client_msg_id: Name
-    body: Body | None
-    target_seq: Seq | None = None
-    created_at: Time
-    edited_by: Seq | None = None
-    recalled_by: Seq | None = None
-    deleted_by: Seq | None = None
-
-
-class Event(EventFields):
-    """An entry of a timeline, pushed; also the value of the events topic."""
-
-    t: Literal["event"]
-
-
-class SentFields(Contract):
-    """A committed event."""
-
-    conversation_id: ConversationId
-    client_msg_id: Name
-    event_id: EventId
-    seq: Seq
-    created_at: Time
-    duplicate: bool
-
-
-class Sent(SentFields):
-    """The answer to `send`: committed, with its outbox row."""
-
-    t: Literal["sent"]
-    rid: Rid
-
-
-class Created(Contract):
-    """The answer to `create`."""
-
-    t: Literal["created"]
-    rid: Rid
-    conversation_id: ConversationId
-    existing: bool
-
-
-class PageFields(Contract):
-    """A page of a timeline, ascending."""
-
-    conversation_id: ConversationId
-    events: list[EventFields]
-    next: Count
-    head: Count
-    complete: bool
-
-
-class Page(PageFields):
-    """The answer to `pull`."""
-
-    t: Literal["page"]
-    rid: Rid
-
-
-class Receipt(Contract):
-    """A user's marks in a conversation."""
-
-    t: Literal["receipt"]
-    conversation_id: ConversationId
-    user_id: Name
-    delivered_seq: Count
-    read_seq: Count
-    read_version: Count
-
-
-class Problem(Contract):
-    """An error: of a frame, of an item, and, with RFC 9457's members beside it, of an HTTP call."""
-
-    code: StrictStr
-    message: StrictStr
-    field: StrictStr | None = None
-    retry_after_ms: int | None = None
-
-
-class Error(Problem):
-    """The answer to a frame that was refused."""
-
-    t: Literal["error"]
-    rid: Rid | None = None
-
-
-class Expiring(Contract):
-    """The token ends soon."""
-
-    t: Literal["expiring"]
-    in_s: int
-
-
-class Reconnect(Contract):
-    """Go away and come back after that long."""
-
-    t: Literal["reconnect"]
-    after_ms: int
-    reason: StrictStr
-
-
-class Pong(Contract):
-    """The answer to `ping`."""
-
-    t: Literal["pong"]
-    rid: Rid | None = None
-    server_time: Time
-
-
-ToClient = Annotated[
-    Welcome | Conversation | Listed | Event | Sent | Created | Page | Receipt | Error | Expiring | Reconnect | Pong,
+FromClient = Annotated[
+    Hello | Send | Create | Ack | Read | Unread | Pull | Watch | TypingRequest | PresenceRequest | Token | Ping,
     Field(discriminator="t"),
 ]
-
-
-class ReceiptRecord(Receipt):
-    """The value of the receipts topic. `device_id`: a refused mark, for that device of the user alone."""
-
-    kind: Literal["delivered", "read", "unread"]
-    cause: StrictStr
-    device_id: Name | None = None
-
-
-class AckRecord(Contract):
-    """The value of the acks topic: `ranges` of a `delivered`, `seq` and `version` of a `read` or `unread`."""
-
-    conversation_id: ConversationId
-    user_id: Name
-    device_id: Name
-    kind: Literal["delivered", "read", "unread"]
-    ranges: Annotated[list[Range], Field(min_length=1, max_length=MAX_RANGES)] | None = None
-    seq: Count | None = None
-    version: Count | None = None
-    at: Time

@@ -36,11 +36,17 @@ RESERVED_CLIENT_MSG_ID = "create:"
 """The creation event's client id is this and the conversation id; nobody else's may begin so."""
 
 _NAME = re.compile(NAME)
+_UUID = re.compile(UUID)
 
 
 def is_name(value: object) -> TypeGuard[str]:
     """Whether it can be a user id, device id or client message id."""
     return isinstance(value, str) and _NAME.match(value) is not None
+
+
+def is_uuid(value: str) -> bool:
+    """Whether it is a UUID in its 36-character form, in any case."""
+    return _UUID.match(value) is not None
 
 
 def direct_id(one: str, other: str) -> str:

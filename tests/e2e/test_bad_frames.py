@@ -56,9 +56,6 @@ BAD = {
     "no t": Bad('{"rid":"r"}', "t", "r"),
     "t is a number": Bad('{"t":7,"rid":"r"}', "t", "r"),
     "unknown t": Bad(frame("dance", rid="r"), "t", "r"),
-    "watch": Bad(frame("watch", conversation_id=CONVERSATION, on=True), "t"),
-    "typing": Bad(frame("typing", conversation_id=CONVERSATION), "t"),
-    "presence": Bad(frame("presence", users=["ann"]), "t"),
     "a second hello": Bad(frame("hello", device_id="phone"), "t"),
     "a frame of the server": Bad(frame("welcome"), "t"),
     "deep": Bad(
@@ -173,6 +170,17 @@ BAD = {
     "create with an unknown history": Bad(
         frame("create", rid="r", kind="group", members=[], history="some"), "history", "r"
     ),
+    "watch without on": Bad(frame("watch", conversation_id=CONVERSATION), "on"),
+    "watch with a number": Bad(frame("watch", conversation_id=CONVERSATION, on=1), "on"),
+    "watch of a bad id": Bad(frame("watch", conversation_id="abc", on=True), "conversation_id"),
+    "watch of another's": Bad(frame("watch", conversation_id=FOREIGN, on=True), "conversation_id", None, "not_found"),
+    "typing nowhere": Bad(frame("typing"), "conversation_id"),
+    "typing of a bad id": Bad(frame("typing", conversation_id=[]), "conversation_id"),
+    "typing to another's": Bad(frame("typing", conversation_id=FOREIGN), "conversation_id", None, "not_found"),
+    "presence without users": Bad(frame("presence"), "users"),
+    "presence of text": Bad(frame("presence", users="ann"), "users"),
+    "presence of a bad name": Bad(frame("presence", users=["ok", "a b"]), "users.1"),
+    "presence of 201": Bad(frame("presence", users=[f"u{n}" for n in range(201)]), "users"),
     "token is missing": Bad(frame("token"), "token"),
     "token is a number": Bad(frame("token", token=7), "token"),
 }
@@ -233,9 +241,11 @@ HELLO: dict[str, dict[str, Any]] = {
     "a cursor beyond int64": {"device_id": "d", "cursors": {UNKNOWN: 2**63}},
     "a cursor that is text": {"device_id": "d", "cursors": {UNKNOWN: "1"}},
     "a cursor that is a fraction": {"device_id": "d", "cursors": {UNKNOWN: 1.5}},
-    "a cursor of three": {"device_id": "d", "cursors": {UNKNOWN: [1, "e", "x"]}},
+    "a cursor of three": {"device_id": "d", "cursors": {UNKNOWN: [1, UNKNOWN, "x"]}},
     "a cursor of one": {"device_id": "d", "cursors": {UNKNOWN: [1]}},
-    "a cursor without a seq": {"device_id": "d", "cursors": {UNKNOWN: [None, "e"]}},
+    "a cursor without a seq": {"device_id": "d", "cursors": {UNKNOWN: [None, UNKNOWN]}},
+    "a cursor with an event id that is none": {"device_id": "d", "cursors": {UNKNOWN: [1, "e"]}},
+    "since is a number": {"device_id": "d", "since": 7},
     "10,001 cursors": {"device_id": "d", "cursors": {f"{n:032x}": 1 for n in range(10_001)}},
 }
 

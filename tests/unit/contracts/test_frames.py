@@ -10,6 +10,7 @@ from shared.contracts import frames
 from shared.errors import BadRequestError
 
 GROUP = "0b9a1f4e-55a8-4c1e-9d5a-6f2f3f0f8b11"
+EVENT = "0198c2a4-0000-7000-8000-00000000000a"
 DEEP = "[" * 10_000 + "]" * 10_000
 
 
@@ -23,7 +24,7 @@ GOOD: list[tuple[str, type[frames.Frame]]] = [
         frame("hello", device_id="phone", token="x", client="a/1", sync="live", cursors={}, since="s", more=1),
         frames.Hello,
     ),
-    (frame("hello", device_id="phone", cursors={GROUP: 0, "x": [5, "id"], "y": [5, None]}), frames.Hello),
+    (frame("hello", device_id="phone", cursors={GROUP: 0, "x": [5, EVENT], "y": [5, None]}), frames.Hello),
     (frame("send", rid="r", conversation_id=GROUP, client_msg_id="one", body={}), frames.Send),
     (frame("create", rid="r", kind="group", members=[]), frames.Create),
     (frame("ack", conversation_id=GROUP, ranges=[[1, 1], [5, 2**63 - 1]]), frames.Ack),
@@ -32,6 +33,10 @@ GOOD: list[tuple[str, type[frames.Frame]]] = [
     (frame("unread", conversation_id=GROUP, seq=0, version=1), frames.Unread),
     (frame("pull", rid="", conversation_id=GROUP, after=0), frames.Pull),
     (frame("pull", rid="r" * 64, conversation_id=GROUP, before=1, limit=500), frames.Pull),
+    (frame("watch", conversation_id=GROUP, on=False), frames.Watch),
+    (frame("typing", conversation_id=GROUP.upper()), frames.Typing),
+    (frame("presence", users=[]), frames.Presence),
+    (frame("presence", users=["ann"] * 200), frames.Presence),
     (frame("token", token="x"), frames.Token),
     (frame("ping"), frames.Ping),
     (frame("ping", rid="r"), frames.Ping),
@@ -43,11 +48,13 @@ def test_good_frames(text: str, kind: type[frames.Frame]) -> None:
     assert type(frames.parse(text)) is kind
 
 
-def test_cursors_are_positions_by_lower_case_id() -> None:
-    hello = frames.parse(frame("hello", device_id="d", cursors={GROUP.upper(): [7, "id"], "other": 0}))
+def test_cursors_name_the_event_held_there() -> None:
+    told = {GROUP.upper(): [7, EVENT.upper()], "a": [3, None], "b": 2, "c": [0, EVENT]}
+    hello = frames.parse(frame("hello", device_id="d", cursors=told))
     assert isinstance(hello, frames.Hello)
-    assert hello.positions() == {GROUP: 7, "other": 0}
-    assert frames.Hello(device_id="d").positions() is None
+    assert hello.cursor_ids() == {GROUP: (7, EVENT), "a": (3, None), "b": (2, None), "c": (0, None)}
+    assert frames.Hello(device_id="d", cursors={}).cursor_ids() == {}
+    assert frames.Hello(device_id="d").cursor_ids() is None
 
 
 BAD: dict[str, tuple[str, str]] = {
@@ -83,6 +90,20 @@ BAD: dict[str, tuple[str, str]] = {
     "limit 0": (frame("pull", rid="r", conversation_id=GROUP, after=0, limit=0), "limit"),
     "limit 501": (frame("pull", rid="r", conversation_id=GROUP, after=0, limit=501), "limit"),
     "before 0": (frame("pull", rid="r", conversation_id=GROUP, before=0), "before"),
+    "ack of no conversation": (frame("ack", ranges=[[1, 1]]), "conversation_id"),
+    "ack of no UUID": (frame("ack", conversation_id=GROUP + "\n", ranges=[[1, 1]]), "conversation_id"),
+    "ack of a number": (frame("ack", conversation_id=5, ranges=[[1, 1]]), "conversation_id"),
+    "watch of no UUID": (frame("watch", conversation_id="x", on=True), "conversation_id"),
+    "watch without on": (frame("watch", conversation_id=GROUP), "on"),
+    "on is a number": (frame("watch", conversation_id=GROUP, on=1), "on"),
+    "on is null": (frame("watch", conversation_id=GROUP, on=None), "on"),
+    "typing nowhere": (frame("typing"), "conversation_id"),
+    "typing of no UUID": (frame("typing", conversation_id="x"), "conversation_id"),
+    "presence of nobody named": (frame("presence"), "users"),
+    "presence of one": (frame("presence", users="ann"), "users"),
+    "presence of a bad name": (frame("presence", users=["ann", "a b"]), "users.1"),
+    "presence of a number": (frame("presence", users=[7]), "users.0"),
+    "presence of 201": (frame("presence", users=["ann"] * 201), "users"),
     "NaN": ('{"t":"ping","rid":NaN}', "rid"),
     "NaN in a body": (
         f'{{"t":"send","rid":"r","conversation_id":"{GROUP}","client_msg_id":"a","body":{{"a":NaN}}}}',
@@ -111,8 +132,14 @@ def test_bad_frames(text: str, field: str) -> None:
         (frame("pull", rid="r", conversation_id=GROUP, after=1, before=5), "after"),
         (frame("hello", device_id="a", cursors={GROUP: -1}), f"cursors.{GROUP}"),
         (frame("hello", device_id="a", cursors={GROUP: [1]}), f"cursors.{GROUP}"),
-        (frame("hello", device_id="a", cursors={GROUP: [1, "id", 3]}), f"cursors.{GROUP}"),
-        (frame("hello", device_id="a", cursors={GROUP: ["id", 1]}), f"cursors.{GROUP}"),
+        (frame("hello", device_id="a", cursors={GROUP: [1, EVENT, 3]}), f"cursors.{GROUP}"),
+        (frame("hello", device_id="a", cursors={GROUP: [EVENT, 1]}), f"cursors.{GROUP}"),
+        (frame("hello", device_id="a", cursors={GROUP: [1, "id"]}), f"cursors.{GROUP}"),
+        (frame("hello", device_id="a", cursors={GROUP: [1, ""]}), f"cursors.{GROUP}"),
+        (frame("hello", device_id="a", cursors={GROUP: [1, EVENT + "\n"]}), f"cursors.{GROUP}"),
+        (frame("hello", device_id="a", cursors={GROUP: [0, "id"]}), f"cursors.{GROUP}"),
+        (frame("hello", device_id="a", cursors={GROUP: [-1, EVENT]}), f"cursors.{GROUP}"),
+        (frame("hello", device_id="a", cursors={GROUP: [2**63, EVENT]}), f"cursors.{GROUP}"),
         (frame("hello", device_id="a", cursors={GROUP: [1, 2]}), f"cursors.{GROUP}"),
         (frame("hello", device_id="a", cursors={GROUP: 2**63}), None),
         (frame("hello", device_id="a", cursors={GROUP: "5"}), None),

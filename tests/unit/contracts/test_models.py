@@ -27,16 +27,27 @@ VALUES = st.one_of(
     st.sampled_from(["edit", "direct", "group", "all", "full", "live", "member", "a\n"]),
     st.lists(st.lists(st.integers(-1, 9), max_size=3), max_size=3),
     st.lists(st.sampled_from(["ann", "b b", "c"]), max_size=3),
-    st.dictionaries(st.sampled_from(["a", CONVERSATION]), st.one_of(st.integers(-1, 5), st.none()), max_size=2),
+    st.dictionaries(
+        st.sampled_from(["a", CONVERSATION]),
+        st.one_of(
+            st.integers(-1, 5),
+            st.none(),
+            st.lists(st.sampled_from([0, 5, -1, 2**63, None, True, 1.5, "a", CONVERSATION]), max_size=3),
+        ),
+        max_size=2,
+    ),
 )
 GOOD: dict[str, dict[str, Any]] = {
-    "hello": {"device_id": "phone", "cursors": {CONVERSATION: 5}, "sync": "live"},
+    "hello": {"device_id": "phone", "cursors": {CONVERSATION: 5, "a": [5, CONVERSATION]}, "sync": "live"},
     "send": {"rid": "1", "conversation_id": CONVERSATION, "client_msg_id": "m", "body": {"a": [1]}},
     "create": {"rid": "1", "kind": "group", "members": ["ann"], "title": "T"},
     "ack": {"conversation_id": CONVERSATION, "ranges": [[1, 2], [4, 4]]},
     "read": {"conversation_id": CONVERSATION, "seq": 1, "version": 0},
     "unread": {"conversation_id": CONVERSATION, "seq": 0, "version": 1},
     "pull": {"rid": "1", "conversation_id": CONVERSATION, "after": 0, "limit": 5},
+    "watch": {"conversation_id": CONVERSATION, "on": True},
+    "typing": {"conversation_id": CONVERSATION},
+    "presence": {"users": ["ann"]},
     "token": {"token": "t"},
     "ping": {"rid": "1"},
 }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from deploy.local.lock import started
 from deploy.local.parts import ServicePart
 from deploy.local.ports import HOST, free_port
 from deploy.local.process import StartError
@@ -139,3 +140,17 @@ async def test_hurry_kills_what_takes_its_time(tmp_path: Path) -> None:
         loop.call_later(0.3, stage.hurry.set)
     assert loop.time() - began < 10
     assert not parts[0].alive()
+
+
+async def test_a_part_of_several_processes_has_all_their_ids_and_hurry_ends_all(tmp_path: Path) -> None:
+    other = "[sys.executable, '-S', '-c', 'import time; time.sleep(600)']"
+    program = f"import subprocess, sys\nother = subprocess.Popen({other})\n{SERVER}"
+    parts = [part(tmp_path, "several", program)]
+    async with running(parts) as stage:
+        pids = parts[0].pids
+        assert pids[0] == parts[0].pid
+        assert len(pids) == 2
+        assert all(map(started, pids))
+        stage.hurry.set()
+    await until(lambda: not any(map(started, pids)), timeout=10, what="none of them is left")
+    assert parts[0].pids == pids[:1]

@@ -1,7 +1,7 @@
 """Waybill's SDK for Python: chat events that are never lost, doubled or out of order."""
 
 from . import errors
-from ._frames import Conversation, Created, Event, Page, Receipt, Sent
+from ._frames import Conversation, Created, Event, Page, Presence, Receipt, Sent, Typing
 from ._version import __version__
 from .client import Client
 from .connection import Timing
@@ -18,6 +18,7 @@ __all__ = [
     "MemoryStore",
     "Outgoing",
     "Page",
+    "Presence",
     "Receipt",
     "Refused",
     "Saved",
@@ -25,6 +26,7 @@ __all__ = [
     "Stats",
     "Store",
     "Timing",
+    "Typing",
     "Unanswered",
     "Unconfirmed",
     "WaybillError",

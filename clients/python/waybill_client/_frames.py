@@ -79,6 +79,24 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
+class Typing:
+    """A member is writing, for ``for_ms`` milliseconds from now unless told again."""
+
+    conversation_id: str
+    user_id: str
+    for_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """Whether a user has a session; ``online`` is None where the server cannot tell. ``since`` is the server's time."""
+
+    user_id: str
+    online: bool | None
+    since: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Sent:
     """The server's word that an event is committed. ``duplicate`` = it was so before this attempt."""
 
@@ -140,6 +158,17 @@ def read_receipt(frame: Mapping[str, Any]) -> Receipt:
         number(frame, "read_seq"),
         number(frame, "read_version"),
     )
+
+
+def read_typing(frame: Mapping[str, Any]) -> Typing:
+    return Typing(text(frame, "conversation_id"), text(frame, "user_id"), number(frame, "for_ms"))
+
+
+def read_presence(frame: Mapping[str, Any]) -> Presence:
+    online, since = frame.get("online"), frame.get("since")
+    if online is not None and type(online) is not bool:
+        raise BadFrame("presence without a truth value as online", field="online")
+    return Presence(text(frame, "user_id"), online, since if isinstance(since, str) else None)
 
 
 def read_sent(frame: Mapping[str, Any]) -> Sent:

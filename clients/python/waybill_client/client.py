@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from uuid import uuid4
 
 from . import healing
-from ._frames import Conversation, Created, Event, Page, Receipt, Sent, encode
+from ._frames import Created, Event, Page, Sent, encode
 from ._version import __version__
 from .connection import Connection, OnFrame, Timing, Token
 from .engine import Engine
 from .errors import Closed, QueueFull, Unanswered
 from .session import Session, Settings
+from .signals import Signals
 from .stats import Stats
 from .store import MemoryStore, Outgoing, Store
-from .timeline import Conversations
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -28,7 +28,7 @@ CLOSE_S = 5.0
 log = logging.getLogger("waybill_client")
 
 
-class Client:
+class Client(Signals):
     """A session that stays open: it reconnects, sends again and catches up by itself.
 
     Use it as an async context manager, in one event loop::
@@ -87,7 +87,14 @@ class Client:
             ack_events=ack_events,
         )
         self._session = Session(device_id, settings, random=self._timing.random, stats=self.stats)
-        self._engine = Engine(self._session, self._store, max_queued=max_queued, deliver=deliver, on_rewind=on_rewind)
+        self._engine = Engine(
+            self._session,
+            self._store,
+            max_queued=max_queued,
+            deliver=deliver,
+            on_rewind=on_rewind,
+            timing=self._timing,
+        )
         self._connection = self._engine.connection = Connection(
             url, token, self._engine, timing=self._timing, on_frame=on_frame, options=connect_options or {}
         )
@@ -250,36 +257,6 @@ class Client:
         """
         return self._engine.inbox
 
-    def receipts(self) -> AsyncIterator[Receipt]:
-        """Iterate over receipts as they grow; of several that wait for one member only the newest is left."""
-        return self._engine.receipts
-
-    async def ack(self, conversation_id: str, ranges: Iterable[tuple[int, int]]) -> None:
-        """Tell the server, with the next batch, that these inclusive ranges are stored; for ``auto_ack=False``."""
-        self._engine.check_open()
-        now = asyncio.get_running_loop().time()
-        self._engine.dispatch(self._session.ack(conversation_id.lower(), ranges, now))
-
-    async def read(self, conversation_id: str, seq: int) -> None:
-        """Raise the user's read mark; a lower one than present changes nothing. Kept and told again after a loss."""
-        self._mark(conversation_id, seq)
-        self._engine.dispatch(self._session.read(conversation_id.lower(), seq))
-
-    async def unread(self, conversation_id: str, seq: int) -> None:
-        """Set the user's read mark to ``seq`` on purpose, lower than present too."""
-        self._mark(conversation_id, seq)
-        self._engine.dispatch(self._session.unread(conversation_id.lower(), seq))
-
-    def conversation(self, conversation_id: str) -> Conversation | None:
-        """Return what is known of a conversation, None if nothing is."""
-        timeline = self._session.timelines.get(conversation_id.lower())
-        return timeline.view() if timeline is not None and timeline.known else None
-
-    @property
-    def conversations(self) -> Mapping[str, Conversation]:
-        """A live, read-only view of all conversations by id."""
-        return Conversations(self._session.timelines)
-
     @property
     def user_id(self) -> str | None:
         """The user this client acts as; None before the first session."""
@@ -289,9 +266,3 @@ class Client:
     def closed(self) -> Closed | None:
         """Why the client has stopped for good, None while it works."""
         return self._engine.closed
-
-    def _mark(self, conversation_id: str, seq: int) -> None:
-        self._engine.check_open()
-        known = self.conversation(conversation_id)
-        if known is None or not 0 <= seq <= known.head:
-            raise ValueError(f"seq {seq} is not known in {conversation_id}")

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
 from websockets.typing import Subprotocol
 
 from . import reconnect
@@ -101,7 +101,7 @@ class Connection:
         if self._socket is None:
             return
         if len(self._unwritten) >= MAX_UNWRITTEN:
-            self.leave(0.0)
+            self.leave(None)
             return
         self._unwritten.append(data)
         self._wake.set()
@@ -112,8 +112,8 @@ class Connection:
         if self._welcome is not None:
             self._welcome.reschedule(None)
 
-    def leave(self, after_s: float) -> None:
-        """Close the present socket and come back after ``after_s`` seconds."""
+    def leave(self, after_s: float | None) -> None:
+        """Close the present socket and come back after ``after_s`` seconds, or, with None, as after any loss."""
         if self._socket is not None:
             self._after_s = after_s
             self._leave.set()
@@ -141,7 +141,7 @@ class Connection:
         while True:
             self._lived_from = self._after_s = None
             code: int | None = None
-            reason = ""
+            reason, at_least_s = "", 0.0
             try:
                 code, reason = await self._session(await self._first_token())
             except Unauthenticated as error:
@@ -149,6 +149,8 @@ class Connection:
             except (OSError, InvalidHandshake, InvalidMessage, TimeoutError) as error:
                 self.last_failure = error
                 self.failures += 1
+                if isinstance(error, InvalidStatus):
+                    at_least_s = reconnect.retry_after_s(error.response.headers.get("Retry-After"))
                 log.warning("no session: %s: %s", type(error).__name__, error)
             except _ProviderError as error:
                 self.last_failure = error
@@ -164,7 +166,7 @@ class Connection:
                 return stop
             if code is not None and not self._was_welcomed():
                 self.failures += 1
-            wait_s = backoff.wait_s(lived_s=self._lived_s(), code=code, after_s=self._after_s)
+            wait_s = at_least_s + backoff.wait_s(lived_s=self._lived_s(), code=code, after_s=self._after_s)
             log.info("session over (%s %s), back in %.2f s", code, reason, wait_s)
             await self._timing.sleep(wait_s)
 

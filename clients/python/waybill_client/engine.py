@@ -10,9 +10,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from . import healing
-from ._frames import Created, Event, Page, Sent, encode
+from ._frames import Created, Event, Page, Presence, Receipt, Sent, Typing, encode
 from .errors import Closed, Crashed, Unanswered, Unauthenticated, WaybillError
-from .inbox import Inbox, ReceiptBox
+from .inbox import Inbox, Newest
 from .keeper import Keeper
 from .outputs import (
     Answered,
@@ -25,7 +25,9 @@ from .outputs import (
     Output,
     ReceiptGrew,
     Rewound,
+    Seen,
     TokenWanted,
+    Typed,
     Welcomed,
     Write,
 )
@@ -33,7 +35,7 @@ from .outputs import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from .connection import Connection
+    from .connection import Connection, Timing
     from .outbox import Key
     from .session import Session
     from .store import Store
@@ -54,9 +56,11 @@ class Engine:
         max_queued: int,
         deliver: bool,
         on_rewind: Callable[[str, int], None] | None,
+        timing: Timing,
     ) -> None:
         self.session = session
         self.store = store
+        self.random, self.sleep = timing.random, timing.sleep
         self.inbox = Inbox(store, self._rendered)
         self.keeper = Keeper(
             session,
@@ -67,7 +71,9 @@ class Engine:
             deliver=deliver,
             on_rewind=on_rewind,
         )
-        self.receipts = ReceiptBox()
+        self.receipts = Newest[Receipt]()
+        self.typings = Newest[Typing](lambda typing: typing.for_ms / 1000)
+        self.presences = Newest[Presence]()
         self.connection: Connection
         self.closed: Closed | None = None
         self.listed = asyncio.Event()
@@ -108,7 +114,8 @@ class Engine:
                     waiter.set_exception(stop)
         self._waiters.clear()
         self.inbox.finish(None if quiet else stop)
-        self.receipts.finish(None if quiet else stop)
+        for news in (self.receipts, self.typings, self.presences):
+            news.finish(None if quiet else stop)
         self.listed.set()
 
     async def drain(self) -> None:
@@ -180,7 +187,7 @@ class Engine:
                 case Changed(conversation_id):
                     self.keeper.touch(conversation_id)
                 case ReceiptGrew(receipt):
-                    self.receipts.put(receipt)
+                    self.receipts.put((receipt.conversation_id, receipt.user_id), receipt)
                 case Rewound():
                     self.keeper.add(output)
                 case _:
@@ -195,6 +202,10 @@ class Engine:
                 self.connection.welcomed()
             case Listed():
                 self.listed.set()
+            case Typed(typing):
+                self.typings.put((typing.conversation_id, typing.user_id), typing)
+            case Seen(presence):
+                self.presences.put(presence.user_id, presence)
             case TokenWanted():
                 self._group.create_task(self._renew_token())
             case GoAway(after_s, reason):

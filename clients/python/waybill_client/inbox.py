@@ -1,19 +1,22 @@
-"""Events on their way to the app, in order, and the receipts it has not taken yet."""
+"""Events on their way to the app, in order, and the receipts, typing notices and presence it has not taken yet."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._frames import Event, Receipt
+    from ._frames import Event
     from .errors import Closed
     from .store import Saved, Store
 
 BACKLOG_PAGE = 200
+
+Value = TypeVar("Value")
 
 
 class Inbox:
@@ -107,18 +110,23 @@ class Inbox:
         self._page.extend(page)
 
 
-class ReceiptBox:
-    """An async iterator over merged receipts: bounded, since a newer one of a member takes the place of an older."""
+class Newest(Generic[Value]):
+    """An async iterator over news: bounded, since a newer one about the same takes the place of an older.
 
-    def __init__(self) -> None:
-        self._held: dict[tuple[str, str], Receipt] = {}
+    ``lasts_s`` says for how many seconds one is worth telling; None is for ever.
+    """
+
+    def __init__(self, lasts_s: Callable[[Value], float] | None = None) -> None:
+        self._lasts_s = lasts_s
+        self._held: dict[object, tuple[Value, float]] = {}
         self._wake = asyncio.Event()
         self._end: Closed | None = None
         self._ended = False
 
-    def put(self, receipt: Receipt) -> None:
-        """Add a receipt that grew."""
-        self._held[receipt.conversation_id, receipt.user_id] = receipt
+    def put(self, about: object, value: Value) -> None:
+        """Add one; ``about`` is what it replaces the older ones of."""
+        until = inf if self._lasts_s is None else asyncio.get_running_loop().time() + self._lasts_s(value)
+        self._held[about] = (value, until)
         self._wake.set()
 
     def finish(self, end: Closed | None) -> None:
@@ -126,13 +134,16 @@ class ReceiptBox:
         self._end, self._ended = end, True
         self._wake.set()
 
-    def __aiter__(self) -> ReceiptBox:
+    def __aiter__(self) -> Newest[Value]:
         return self
 
-    async def __anext__(self) -> Receipt:
-        while not self._held:
-            if self._ended:
-                raise self._end or StopAsyncIteration
-            self._wake.clear()
-            await self._wake.wait()
-        return self._held.pop(next(iter(self._held)))
+    async def __anext__(self) -> Value:
+        while True:
+            while not self._held:
+                if self._ended:
+                    raise self._end or StopAsyncIteration
+                self._wake.clear()
+                await self._wake.wait()
+            value, until = self._held.pop(next(iter(self._held)))
+            if asyncio.get_running_loop().time() < until:
+                return value

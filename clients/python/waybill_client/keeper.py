@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ._frames import Event, Sent
+from .errors import Conflict
 from .outbox import Key
 from .outputs import Output, Rewound
 from .store import Saved, Store
@@ -168,7 +169,11 @@ class Keeper:
             self._on_rewind(job.conversation_id, job.seq)
         now = asyncio.get_running_loop().time()
         for message in again:
-            self._dispatch(self._session.request(message.key, message.fields(), now))
+            if (message.target_seq or 0) > job.seq:
+                # Its target went too, and that seq will be another event's.
+                await self._store.settle(message.key, None, Conflict.code)
+            else:
+                self._dispatch(self._session.request(message.key, message.fields(), now, strict=message.strict))
 
     def _rendered_due(self) -> None:
         self._timer = None

@@ -1,17 +1,20 @@
 """Requests that wait for their answer, asked again until there is one. Pure: time and chance are handed in.
 
 A request keeps its key and its content for life; each attempt gets a ``rid`` of its own, so that the error of an
-abandoned attempt can't end a newer one. Requests leave in the order in which they were made, after a reconnect too.
+abandoned attempt can't end a newer one. Requests leave in the order in which they were made, after a reconnect too; a
+bounded number is under way at a time.
 """
 
 from __future__ import annotations
 
 import heapq
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from . import errors
 from ._frames import encode
+from .pacing import MAX_IN_FLIGHT, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,10 +38,12 @@ class Pending:
 
     key: Key
     fields: bytes
+    number: int
     strict: bool = False
     attempts: int = 0
     rid: str | None = None
     ticket: int = 0
+    queued: bool = False
 
 
 class Outbox:
@@ -51,8 +56,10 @@ class Outbox:
         self._pending: dict[Key, Pending] = {}
         self._waiting: dict[str, tuple[Pending, float]] = {}
         self._later: list[tuple[float, int, Key]] = []
+        self._queue: list[tuple[int, Key]] = []
         self._order: dict[str, dict[Key, Pending]] = {}
         self._number = 0
+        self.pace = Pace()
         self.frame_bytes: int | None = None
         self.online = False
 
@@ -73,27 +80,41 @@ class Outbox:
         if pending is not None and pending.fields != fields:
             raise errors.ClientMsgIdReused("another content waits under this id", field="client_msg_id")
 
-    def add(self, key: Key, fields: bytes, now: float, *, strict: bool = False) -> bytes | None:
+    def add(self, key: Key, fields: bytes, now: float, *, strict: bool = False) -> list[bytes]:
         """Take a request; return its frame if it can leave at once. A key that waits already changes nothing.
 
         A ``strict`` one leaves only when no earlier one of the same type and conversation waits.
         """
         if key in self._pending:
-            return None
-        pending = self._pending[key] = Pending(key, fields, strict)
+            return []
+        self._number += 1
+        pending = self._pending[key] = Pending(key, fields, self._number, strict)
         self._order.setdefault(key[1], {})[key] = pending
-        return self._attempt(pending, now) if self.online and not self._blocked(pending) else None
+        if not self.online or self._blocked(pending):
+            return []
+        return [*self._ready(pending, now), *self._leaving(now)]
 
-    def next_in(self, conversation_id: str, now: float) -> list[bytes]:
-        """Return the frame of a strict request that an answer has just made the first of its conversation."""
+    def released(self, conversation_id: str, now: float) -> list[bytes]:
+        """Return the frames of what an answer in this conversation has made room for."""
+        if not self.online:
+            return []
         waiting = self._order.get(conversation_id)
         first = next(iter(waiting.values())) if waiting else None
-        if first is None or not first.strict or first.rid is not None or first.ticket or not self.online:
-            return []
-        return [self._attempt(first, now)]
+        frames: list[bytes] = []
+        if first is not None and first.strict and first.rid is None and not first.ticket:
+            frames = self._ready(first, now)
+        return frames + self._leaving(now)
+
+    def aimed_above(self, conversation_id: str, seq: int) -> list[Key]:
+        """Return the sends of a conversation whose target lies above ``seq``."""
+        return [
+            key
+            for key, pending in self._order.get(conversation_id, {}).items()
+            if key[0] == "send" and (json.loads(b"{" + pending.fields).get("target_seq") or 0) > seq
+        ]
 
     def connected(self, frame_bytes: int | None, now: float) -> tuple[list[bytes], list[Key]]:
-        """Return the frames of everything unanswered, in order, and the keys of what is larger than allowed."""
+        """Return the frames of what is unanswered and may leave, and the keys of what is larger than allowed."""
         self.online = True
         self.frame_bytes = frame_bytes
         too_large = [
@@ -104,16 +125,19 @@ class Outbox:
         for key in too_large:
             self.answered(key)
         ready = [pending for pending in self._pending.values() if not self._blocked(pending)]
-        return [self._attempt(pending, now) for pending in ready], too_large
+        frames = [frame for pending in ready for frame in self._ready(pending, now)]
+        return frames + self._leaving(now), too_large
 
     def disconnected(self) -> None:
         """Forget which attempts were under way: their answers can't come any more."""
         self.online = False
         self._waiting.clear()
         self._later.clear()
+        self._queue.clear()
         for pending in self._pending.values():
             pending.rid = None
             pending.ticket = 0
+            pending.queued = False
 
     def owner(self, rid: str | None) -> Key | None:
         """Return the key of the attempt with this ``rid``, None if it is no present one."""
@@ -150,6 +174,10 @@ class Outbox:
         if error.retry_after_ms is not None:
             # Chance comes on top: clients that were refused together must not come back together.
             wait = error.retry_after_ms / 1000 + wait
+        if isinstance(error, errors.RateLimited) and key[0] == "send":
+            self.pace.refused(now, wait)
+            self._ready(pending, now)
+            return None
         self._number += 1
         pending.ticket = self._number
         heapq.heappush(self._later, (now + wait, pending.ticket, key))
@@ -162,21 +190,47 @@ class Outbox:
             _, ticket, key = heapq.heappop(self._later)
             pending = self._pending.get(key)
             if pending is not None and pending.ticket == ticket:
-                frames.append(self._attempt(pending, now))
+                frames += self._ready(pending, now)
         while self._waiting:
             # All attempts wait equally long, so the first in is the first due.
             pending, until = next(iter(self._waiting.values()))
             if until > now:
                 break
             frames.append(self._attempt(pending, now))
-        return frames
+        return frames + self._leaving(now)
 
     def next_at(self) -> float | None:
         """Return when ``due`` has something to say next, None if never."""
         times = [self._later[0][0]] if self._later else []
         if self._waiting:
             times.append(next(iter(self._waiting.values()))[1])
+        if self._queue and len(self._waiting) < MAX_IN_FLIGHT:
+            times.append(self.pace.next_at())
         return min(times, default=None)
+
+    def _ready(self, pending: Pending, now: float) -> list[bytes]:
+        """Put a send into the queue; return the frame of anything else, which leaves at once."""
+        pending.ticket = 0
+        if pending.key[0] != "send":
+            return [self._attempt(pending, now)]
+        if not pending.queued:
+            pending.queued = True
+            heapq.heappush(self._queue, (pending.number, pending.key))
+        return []
+
+    def _leaving(self, now: float) -> list[bytes]:
+        """Return the frames of queued sends that may leave now, the oldest first."""
+        frames: list[bytes] = []
+        while self._queue and len(self._waiting) < MAX_IN_FLIGHT and self.pace.next_at() <= now:
+            number, key = heapq.heappop(self._queue)
+            pending = self._pending.get(key)
+            if pending is not None and pending.number == number:
+                self.pace.left(now)
+                pending.queued = False
+                frames.append(self._attempt(pending, now))
+        if not self._queue:
+            self.pace.drained()
+        return frames
 
     def _blocked(self, pending: Pending) -> bool:
         if not pending.strict:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ._frames import Created, Event, Page, Receipt, Sent
+    from ._frames import Created, Event, Page, Presence, Receipt, Sent, Typing
     from .errors import WaybillError
     from .outbox import Key
 
@@ -56,6 +56,20 @@ class ReceiptGrew:
 
 
 @dataclass(frozen=True, slots=True)
+class Typed:
+    """A member is writing."""
+
+    typing: Typing
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A user's online state."""
+
+    presence: Presence
+
+
+@dataclass(frozen=True, slots=True)
 class Rewound:
     """Drop what is stored of the conversation above ``seq``; own messages among it are to be sent again."""
 
@@ -102,6 +116,8 @@ Output = (
     | Failed
     | Changed
     | ReceiptGrew
+    | Typed
+    | Seen
     | Rewound
     | Disagrees
     | Welcomed

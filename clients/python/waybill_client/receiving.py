@@ -16,7 +16,9 @@ from .outputs import (
     Listed,
     Output,
     ReceiptGrew,
+    Seen,
     TokenWanted,
+    Typed,
     Welcomed,
     Write,
 )
@@ -36,6 +38,7 @@ def welcome(session: Session, frame: Frame, now: float) -> list[Output]:
     window = limits.get("window")
     if type(window) is int and window > 0:
         session.window = window
+    session.outbox.pace.rate_is(limits.get("sends_per_s"))
     frame_bytes = limits.get("frame_bytes")
     session.stats.connects += 1
     writes, too_large = session.outbox.connected(frame_bytes if type(frame_bytes) is int else None, now)
@@ -67,6 +70,9 @@ def conversation(session: Session, frame: Frame, now: float) -> list[Output]:
     elif first and timeline.hello_cursor is not None and timeline.hello_cursor > head:
         # Only the answer to a cursor may take something back: a later frame's head may be older than its events.
         outputs += session.rewind(conversation_id, cursor)
+    elif first and max(timeline.promised, default=0) > head:
+        # Own messages that were `sent` and are not there any more; their events never came.
+        outputs += session.rewind(conversation_id, head)
     elif new and session.settings.sync == "live":
         timeline.cursor = cursor
     elif timeline.sees_any(timeline.cursor + 1, cursor):
@@ -75,6 +81,7 @@ def conversation(session: Session, frame: Frame, now: float) -> list[Output]:
     elif cursor > timeline.cursor:
         timeline.cursor = cursor
     timeline.head = max(timeline.head, head)
+    timeline.told, timeline.told_head = told, head
     if told < timeline.mark:
         outputs += session.mark_frame(timeline, told[0])
     timeline.mark = max(timeline.mark, told)
@@ -111,7 +118,11 @@ def sent(session: Session, frame: Frame, now: float) -> list[Output]:
     if not session.outbox.answered(key):
         session.stats.late_answers += 1
         return []
-    return [Answered(key, value), *(Write(data) for data in session.outbox.next_in(key[1], now))]
+    outputs: list[Output] = [Answered(key, value)]
+    outputs += [Write(data) for data in session.outbox.released(key[1], now)]
+    if not session.timeline(value.conversation_id).promise(value.seq, value.event_id):
+        outputs += session.disagrees(value.conversation_id)
+    return outputs
 
 
 def created(session: Session, frame: Frame, _now: float) -> list[Output]:
@@ -184,19 +195,36 @@ def error(session: Session, frame: Frame, now: float) -> list[Output]:
     if key is None:
         if rid is None:
             session.stats.errors += 1
+            if isinstance(failure, errors.RateLimited):
+                session.standing.refused(now, failure.retry_after_ms)
         else:
             session.stats.late_answers += 1
         return []
     final = session.outbox.failed(key, failure, now)
+    released: list[Output] = [Write(data) for data in session.outbox.released(key[1], now)]
     if final is None:
-        return []
+        return released
     session.stats.refused += 1
-    return [Failed(key, final), *(Write(data) for data in session.outbox.next_in(key[1], now))]
+    return [Failed(key, final), *released]
 
 
-def listed(_session: Session, _frame: Frame, _now: float) -> list[Output]:
-    """The listing is complete."""
-    return [Listed()]
+def listed(session: Session, frame: Frame, _now: float) -> list[Output]:
+    """The listing is complete: ``since`` is good for the next one, if every frame of this one could be read."""
+    since = frame.get("since")
+    session.since = since if isinstance(since, str) and not session.misread else None
+    session.listed = True
+    session.standing.begin()
+    return [Listed(), *(Write(data) for data in session.standing.frames())]
+
+
+def typing(_session: Session, frame: Frame, _now: float) -> list[Output]:
+    """A member is writing."""
+    return [Typed(frames.read_typing(frame))]
+
+
+def presence(_session: Session, frame: Frame, _now: float) -> list[Output]:
+    """A user's online state."""
+    return [Seen(frames.read_presence(frame))]
 
 
 def expiring(_session: Session, frame: Frame, _now: float) -> list[Output]:
@@ -229,6 +257,6 @@ HANDLERS: dict[str, Callable[[Session, Frame, float], list[Output]]] = {
     "expiring": expiring,
     "reconnect": reconnect,
     "pong": ignored,
-    "typing": ignored,
-    "presence": ignored,
+    "typing": typing,
+    "presence": presence,
 }

@@ -21,6 +21,8 @@ once would be asked twice a second for ever."""
 SLOWER_S = 5.0
 """Added after 4429, so that chance cannot make the wait short."""
 
+RETRY_AFTER_CAP_S = 300.0
+
 _FATAL: dict[int, type[Closed]] = {4400: BadHello, 4403: NotAllowed, 4409: Replaced}
 TOKEN = 4401
 RATE = 4429
@@ -30,6 +32,13 @@ def fatal(code: int | None, reason: str) -> Closed | None:
     """Return the error to stop with, or None where one should come back."""
     kind = _FATAL.get(code) if code is not None else None
     return kind(reason) if kind else None
+
+
+def retry_after_s(header: str | None) -> float:
+    """Return the seconds that a refused upgrade asks to wait at least; 0 where it does not say, or says no number."""
+    if header is None or not (header.isascii() and header.isdigit()):
+        return 0.0
+    return min(RETRY_AFTER_CAP_S, float(header))
 
 
 class Backoff:

@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from ._frames import encode
 from .acks import Acks
-from .errors import BadFrame
+from .errors import BadFrame, Conflict
+from .greeting import cursors
 from .outbox import Key, Outbox
-from .outputs import Changed, Disagrees, Output, Rewound, Write
+from .outputs import Changed, Disagrees, Failed, Output, Rewound, Write
 from .receiving import HANDLERS
+from .standing import Standing
 from .stats import Stats
 from .timeline import Receipts, Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from .store import Outgoing, Saved
 
-MAX_CURSORS = 10_000
-MAX_CURSORS_WITH_IDS = 5_000
-"""``hello`` may be 1 MiB: ten thousand cursors with event ids could be more."""
 PULL_RETRY_S = 2.0
 
 
@@ -59,10 +58,14 @@ class Session:
         self.receipts = Receipts()
         self.outbox = Outbox(random, settings.answer_timeout_s, self.stats)
         self.acks = Acks(settings.ack_delay_s, settings.ack_events)
+        self.standing = Standing(random)
         self.pulls: dict[str, tuple[str, float]] = {}
         self.pull_again: dict[str, float] = {}
         self.user_id: str | None = None
         self.window = 256
+        self.since: str | None = None
+        self.listed = False
+        self.misread = False
         self._number = 0
         self._healing: set[str] = set()
         self._pull_number = 0
@@ -79,22 +82,16 @@ class Session:
             if one.event_id is not None:
                 timeline.ids[one.last_pulled_seq] = one.event_id
         for message in outgoing:
-            self.outbox.add(message.key, message.fields(), now, strict=message.strict)
+            if message.seq is not None and message.event_id is not None:
+                self.timeline(message.conversation_id).promise(message.seq, message.event_id)
+            else:
+                self.outbox.add(message.key, message.fields(), now, strict=message.strict)
 
     def hello(self, token: str) -> dict[str, Any]:
         """Return the frame that begins a connection; what was under way on the last one is over."""
         self.disconnected()
         self._number += 1
-        named = list(self.timelines.values())
-        if len(named) > MAX_CURSORS:
-            named = sorted(named, key=lambda timeline: timeline.updated_at or "", reverse=True)[:MAX_CURSORS]
-        cursors: dict[str, int | list[int | str]] = {}
-        for timeline in self.timelines.values():
-            timeline.hello_cursor = None
-        for timeline in named:
-            cursor = timeline.hello_cursor = timeline.acked_cursor()
-            event_id = timeline.ids.get(cursor) if len(named) <= MAX_CURSORS_WITH_IDS else None
-            cursors[timeline.conversation_id] = cursor if event_id is None else [cursor, event_id]
+        named, since = cursors(self.timelines.values(), self.since)
         frame: dict[str, Any] = {
             "t": "hello",
             "token": token,
@@ -103,12 +100,15 @@ class Session:
             "sync": self.settings.sync,
         }
         # In `live` a first session begins at the heads; in `full` an empty store has to say that it is empty.
-        if cursors or self.settings.sync == "full":
-            frame["cursors"] = cursors
+        if named or self.settings.sync == "full":
+            frame["cursors"] = named
+        if since is not None:
+            frame["since"] = since
         return frame
 
     def disconnected(self) -> None:
         """The connection is gone: requests wait for the next one, and the server starts again from the cursors."""
+        self.listed = self.misread = False
         self.outbox.disconnected()
         self.pulls.clear()
         self.pull_again.clear()
@@ -128,12 +128,29 @@ class Session:
             return handler(self, frame, now)
         except BadFrame:
             self.stats.bad_frames += 1
+            self.misread = self.misread or kind == "conversation"
             return []
 
     def request(self, key: Key, fields: bytes, now: float, *, strict: bool = False) -> list[Output]:
         """Begin a request that ``outbox.check`` let pass; ``strict`` waits for the earlier ones of its conversation."""
-        data = self.outbox.add(key, fields, now, strict=strict)
+        return [Write(data) for data in self.outbox.add(key, fields, now, strict=strict)]
+
+    def watch(self, conversation_id: str, *, on: bool) -> list[Output]:
+        """Want other members' receipts of a group, or no more; said again on each connection."""
+        return self._say(self.standing.watch(conversation_id, on=on))
+
+    def presence(self, users: Sequence[str]) -> list[Output]:
+        """Want the online state of these, and of nobody else; said again on each connection."""
+        return self._say(self.standing.presence(users))
+
+    def typing(self, conversation_id: str, now: float) -> list[Output]:
+        """The user is writing. It is worth nothing later, so without a connection it is dropped."""
+        data = self.standing.typing(conversation_id, now) if self.listed else None
         return [] if data is None else [Write(data)]
+
+    def _say(self, data: bytes) -> list[Output]:
+        # Before the listing is complete the server may not know the conversation; `listed` says all of it.
+        return [Write(data)] if self.listed else []
 
     def stored(self, conversation_id: str, seqs: Collection[int], now: float) -> list[Output]:
         """Events are in the store: they may be acked, unless the app does that itself."""
@@ -180,8 +197,18 @@ class Session:
         if timeline is None:
             return []
         timeline.rewind(seq)
+        # A page that is under way follows the old cursor; taken now, it would leave a hole.
+        self.pulls = {rid: pull for rid, pull in self.pulls.items() if pull[0] != conversation_id}
+        self.pull_again.pop(conversation_id, None)
+        self.receipts.forget(conversation_id)
         self.stats.rewinds += 1
-        return [Rewound(conversation_id, seq), Changed(conversation_id)]
+        outputs: list[Output] = [Rewound(conversation_id, seq), Changed(conversation_id)]
+        # A seq above now belongs to another event, or will: what was aimed at it must not hit that.
+        for key in self.outbox.aimed_above(conversation_id, seq):
+            self.outbox.answered(key)
+            self.stats.refused += 1
+            outputs.append(Failed(key, Conflict("its target was lost by the server", field="target_seq")))
+        return outputs
 
     def heal_failed(self, conversation_id: str) -> None:
         """The shell could not find where both sides agree; the next sign of it asks again."""
@@ -197,13 +224,18 @@ class Session:
         for conversation_id in [one for one, at in self.pull_again.items() if at <= now]:
             del self.pull_again[conversation_id]
             outputs += self.pull(self.timelines[conversation_id], now)
+        if self.standing.due(now) and self.listed:
+            outputs += [Write(data) for data in self.standing.frames()]
+            for timeline in self.timelines.values():
+                if timeline.told < timeline.mark:
+                    outputs += self.mark_frame(timeline, timeline.told[0])
         return outputs
 
     def next_at(self) -> float | None:
         """Return when to call ``tick`` next, None if time alone changes nothing."""
         if not self.outbox.online:
             return None
-        times = [self.outbox.next_at(), self.acks.due_at()]
+        times = [self.outbox.next_at(), self.acks.due_at(), self.standing.again_at]
         if self.pulls or self.pull_again:
             times += [*self.pull_again.values(), *(until for _, until in self.pulls.values())]
         return min((at for at in times if at is not None), default=None)
@@ -248,14 +280,8 @@ class Session:
         self._pull_number += 1
         rid = f"p{self._pull_number}"
         self.pulls[rid] = (timeline.conversation_id, now + self.settings.answer_timeout_s)
-        pull = {
-            "t": "pull",
-            "rid": rid,
-            "conversation_id": timeline.conversation_id,
-            "after": timeline.cursor,
-            "limit": self.settings.pull_limit,
-        }
-        return [Write(encode(pull))]
+        pull = {"t": "pull", "rid": rid, "conversation_id": timeline.conversation_id, "after": timeline.cursor}
+        return [Write(encode({**pull, "limit": self.settings.pull_limit}))]
 
     def pull_later(self, timeline: Timeline, now: float) -> None:
         """Pull again after a while."""
@@ -267,10 +293,5 @@ class Session:
         if not self.outbox.online:
             return []
         version, seq = timeline.mark
-        frame = {
-            "t": "unread" if version > told else "read",
-            "conversation_id": timeline.conversation_id,
-            "seq": seq,
-            "version": version,
-        }
-        return [Write(encode(frame))]
+        frame = {"t": "unread" if version > told else "read", "conversation_id": timeline.conversation_id}
+        return [Write(encode({**frame, "seq": seq, "version": version}))]

@@ -68,7 +68,7 @@ class Store(Protocol):
     """The store of one device. A method returns once its work is as safe as this store can make it."""
 
     async def load(self) -> tuple[list[Saved], list[Outgoing]]:
-        """Return all conversations, and own messages in state ``sending`` in the order in which they were queued."""
+        """Return all conversations, and own messages in state ``sending`` or ``sent`` in the order of ``queue``."""
 
     async def queue(self, message: Outgoing) -> None:
         """Keep an own message before it leaves. The same key again changes nothing."""
@@ -85,10 +85,10 @@ class Store(Protocol):
         """
 
     async def rewind(self, conversation_id: str, seq: int, user_id: str | None) -> list[Outgoing]:
-        """Drop all events above ``seq`` and lower the cursors; return own messages that were dropped.
+        """Drop all events above ``seq`` and lower the cursors; return own messages that may be lost.
 
-        These are events of ``user_id`` with a body, and ``sent`` messages above ``seq``; all of them are ``sending``
-        again, with their ``client_msg_id``.
+        These are dropped events of ``user_id`` with a body, and all ``sent`` messages: nobody saw their events. All of
+        them are ``sending`` again, with their ``client_msg_id``.
         """
 
     async def events(self, conversation_id: str, after: int, limit: int) -> list[Event]:
@@ -118,8 +118,8 @@ class MemoryStore:
 
     async def load(self) -> tuple[list[Saved], list[Outgoing]]:
         """See ``Store``."""
-        sending = [message for message in self._outgoing.values() if message.state == "sending"]
-        return [held.saved for held in self._held.values()], sending
+        outgoing = [message for message in self._outgoing.values() if message.state != "refused"]
+        return [held.saved for held in self._held.values()], outgoing
 
     async def queue(self, message: Outgoing) -> None:
         """See ``Store``."""
@@ -134,7 +134,9 @@ class MemoryStore:
             self._outgoing[key] = replace(message, state="refused", error=error)
             return
         held = self._held.get(key[1])
-        if held is None or held.saved.last_pulled_seq < sent.seq:
+        there = held.events.get(sent.seq) if held is not None else None
+        is_past = held is not None and sent.seq <= held.saved.last_pulled_seq
+        if (there is None and not is_past) or (there is not None and there.event_id != sent.event_id):
             self._outgoing[key] = replace(message, state="sent", event_id=sent.event_id, seq=sent.seq)
 
     async def save(self, events: Sequence[Event], conversations: Sequence[Saved], rendered: Mapping[str, int]) -> None:
@@ -160,7 +162,7 @@ class MemoryStore:
             and (event.body is not None or changes.hides(event))
         ]
         for message in list(self._outgoing.values()):
-            if message.conversation_id == conversation_id and message.state == "sent" and (message.seq or 0) > seq:
+            if message.conversation_id == conversation_id and message.state == "sent":
                 del self._outgoing[message.key]
                 again.append(replace(message, state="sending", event_id=None, seq=None))
         for message in again:

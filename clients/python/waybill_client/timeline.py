@@ -31,7 +31,9 @@ class Timeline:
     """Cursors, visible ranges, acks and the own read mark of one conversation.
 
     ``unacked`` are seqs taken but not yet released for an ack, ``to_ack`` those whose ack has yet to leave. The cursor
-    of ``hello`` stays below ``unacked``, since a cursor is an ack too.
+    of ``hello`` stays below ``unacked``, since a cursor is an ack too. ``mark`` is the user's own read mark, ``told``
+    the one that the server last showed, ``told_head`` the head in its last ``conversation`` frame. ``promised`` are the
+    event ids of own messages that are `sent`, by seq, until their event comes.
     """
 
     def __init__(self, conversation_id: str) -> None:
@@ -47,6 +49,7 @@ class Timeline:
         self.unread = 0
         self.updated_at: str | None = None
         self.ids: dict[int, str] = {}
+        self.promised: dict[int, str] = {}
         self.unacked = Ranges()
         self.to_ack = Ranges()
         self.ahead: dict[int, Event] = {}
@@ -54,6 +57,8 @@ class Timeline:
         self.pulling = False
         self.pulled_after = 0
         self.pull_to = 0
+        self.told: Mark = (0, 0)
+        self.told_head: int | None = None
         self.hello_cursor: int | None = None
         self.listed_in = 0
 
@@ -78,6 +83,10 @@ class Timeline:
         """Return the highest seq up to which everything taken may count as acked."""
         first = self.unacked.first
         return self.cursor if first is None else first - 1
+
+    def lacks_told(self) -> bool:
+        """Tell whether this device may lack something up to the head that the server told it last."""
+        return self.told_head is None or self.acked_cursor() < self.told_head
 
     def sees_any(self, low: int, high: int) -> bool:
         """Tell whether any seq of ``low`` … ``high`` (inclusive) is visible to this user."""
@@ -116,6 +125,7 @@ class Timeline:
         self.head = max(self.head, page.head)
         if page.next > self.cursor:
             self.cursor = min(page.next, self.head)
+            self.promised = {seq: event_id for seq, event_id in self.promised.items() if seq > self.cursor}
         # A page that brings nothing, though something is known to lie ahead, must not be asked for for ever.
         stuck = self.cursor == self.pulled_after
         for seq in sorted(self.ahead):
@@ -137,9 +147,16 @@ class Timeline:
         return bool(self.ahead) or self.sees_any(self.cursor + 1, self.pull_to)
 
     def contradicts(self, event: Event) -> bool:
-        """Tell whether another event is held at this seq."""
-        held = self.ids.get(event.seq)
+        """Tell whether another event is held at this seq, or was promised."""
+        held = self.ids.get(event.seq) or self.promised.get(event.seq)
         return held is not None and held != event.event_id
+
+    def promise(self, seq: int, event_id: str) -> bool:
+        """Note that an own message is committed; False if another event is held or was promised in its place."""
+        held = self.ids.get(seq) or self.promised.get(seq)
+        if seq > self.cursor:
+            self.promised[seq] = event_id
+        return held is None or held == event_id
 
     def stored(self, seq: int) -> None:
         """Release one seq for its ack: it is in the store now."""
@@ -158,22 +175,26 @@ class Timeline:
         self.cursor = min(self.cursor, seq)
         self.head = min(self.head, seq)
         self.ids = {held: event_id for held, event_id in self.ids.items() if held <= seq}
+        self.promised.clear()  # what is not held is sent again, and then promised anew
         self.unacked.drop_above(seq)
         self.to_ack.drop_above(seq)
         self.ahead.clear()
-        self.pull_to = 0
+        self.pulling, self.pull_to = False, 0
+        self.delivered_seq = min(self.delivered_seq, seq)
         self.mark = (self.mark[0], min(self.mark[1], seq))
 
     def merge(self, receipt: Receipt) -> None:
         """Merge a receipt of this user into the own marks."""
         self.delivered_seq = max(self.delivered_seq, receipt.delivered_seq)
-        self.mark = max(self.mark, (receipt.read_version, receipt.read_seq))
+        self.told = (receipt.read_version, receipt.read_seq)
+        self.mark = max(self.mark, self.told)
 
     def _hold(self, event: Event) -> None:
         self.cursor = event.seq
         self.head = max(self.head, event.seq)
         self.updated_at = event.created_at
         self.unacked.add(event.seq, event.seq)
+        self.promised.pop(event.seq, None)
         self.ids[event.seq] = event.event_id
         if len(self.ids) > REMEMBERED_IDS:
             del self.ids[next(iter(self.ids))]
@@ -199,9 +220,9 @@ class Receipts:
         self._held[key] = merged
         return merged
 
-    def get(self, conversation_id: str, user_id: str) -> Receipt | None:
-        """Return what is known of one member, None if nothing is."""
-        return self._held.get((conversation_id, user_id))
+    def forget(self, conversation_id: str) -> None:
+        """Forget a conversation's: the server lost what they were about, and tells what is left again."""
+        self._held = {key: held for key, held in self._held.items() if key[0] != conversation_id}
 
 
 class Conversations(Mapping[str, Conversation]):

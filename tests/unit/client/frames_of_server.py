@@ -75,13 +75,20 @@ def welcome(**limits: Any) -> dict[str, Any]:
     }
 
 
-def sent(frame: dict[str, Any], seq: int, *, duplicate: bool = False) -> dict[str, Any]:
+def before_page(rid: str, events: list[dict[str, Any]], *, before: int, limit: int) -> dict[str, Any]:
+    """The page of ``events`` (a whole timeline) below ``before``."""
+    found = [one for one in events if one["seq"] < before][-limit:]
+    next_ = found[0]["seq"] if found else 1
+    return page(rid, found, after=0, head=len(events), complete=next_ == 1) | {"next": next_}
+
+
+def sent(frame: dict[str, Any], seq: int, *, duplicate: bool = False, event_id: str | None = None) -> dict[str, Any]:
     return {
         "t": "sent",
         "rid": frame["rid"],
         "conversation_id": frame["conversation_id"],
         "client_msg_id": frame["client_msg_id"],
-        "event_id": f"e{seq}",
+        "event_id": event_id or f"e{seq}",
         "seq": seq,
         "created_at": "2026-01-01T00:00:00.000000Z",
         "duplicate": duplicate,

@@ -3,11 +3,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
 from waybill_client import Client, Event, MemoryStore, Timing, errors
+from waybill_client.reconnect import retry_after_s
+from websockets.asyncio.server import serve
+
+from tests.frames import sdk_watched
 
 from .frames_of_server import CHAT, ME, conversation, event, receipt, welcome
 from .stub_server import Stub, stub_server
@@ -16,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from websockets.asyncio.server import ServerConnection
+    from websockets.http11 import Request, Response
 
 
 class Sleeps(list[float]):
@@ -82,6 +88,17 @@ async def test_hello_send_event_ack(stub: Stub, timing: Timing) -> None:
         await anext(client.events())
     with pytest.raises(errors.Closed):
         await client.send(CHAT, {})
+
+
+async def test_frames_that_are_not_in_the_document_are_found(stub: Stub, timing: Timing) -> None:
+    stub.write(event_id="no UUID")
+    own: list[str] = []
+    with sdk_watched() as faults:
+        async with Client(stub.url, "t", "d", timing=timing, on_frame=lambda way, *_: own.append(way)) as client:
+            await take(client, 1)
+    (fault,) = faults
+    assert fault.startswith("in: event_id: 'no UUID' does not match")
+    assert own[:2] == ["out", "in"]
 
 
 async def test_a_send_is_resent_with_its_id_after_a_loss(stub: Stub, timing: Timing, sleeps: Sleeps) -> None:
@@ -309,7 +326,7 @@ async def test_pull_returns_a_page_and_moves_nothing(stub: Stub, timing: Timing)
     async with Client(stub.url, "t", "d", timing=timing) as client:
         await client.ready()
         page = await client.pull(CHAT, before=3, limit=1)
-        assert ([one.seq for one in page.events], page.next, page.complete) == ([2], 2, True)
+        assert ([one.seq for one in page.events], page.next, page.complete) == ([2], 2, False)
         with pytest.raises(ValueError, match="exactly one"):
             await client.pull(CHAT)
         assert [one.seq for one in await take(client, 3)] == [1, 2, 3]
@@ -330,6 +347,71 @@ async def test_marks_and_receipts(stub: Stub, timing: Timing) -> None:
         assert (grown.user_id, grown.delivered_seq, grown.read_seq) == ("bob", 1, 1)
         mark = client.conversations[CHAT]
         assert (mark.read_version, mark.read_seq) == (1, 0)
+
+
+async def test_watch_typing_and_presence(stub: Stub, timing: Timing) -> None:
+    async with Client(stub.url, "t", "d", timing=timing) as client:
+        await client.watch(CHAT.upper())
+        await client.presence(user for user in ("bob", "bob", "carl"))
+        await client.ready()
+        await client.typing(CHAT)
+        await client.typing(CHAT)
+        await client.watch(CHAT, on=False)
+        with pytest.raises(ValueError, match="200"):
+            await client.presence(f"u{number}" for number in range(201))
+        await stub.until(lambda: len(stub.got) == 4)
+        assert stub.got == [
+            {"t": "watch", "conversation_id": CHAT, "on": True},
+            {"t": "presence", "users": ["bob", "carl"]},
+            {"t": "typing", "conversation_id": CHAT},
+            {"t": "watch", "conversation_id": CHAT, "on": False},
+        ]
+        typing_ = {"t": "typing", "conversation_id": CHAT, "for_ms": 5000}
+        presence = {"t": "presence", "user_id": "bob", "online": True, "since": None}
+        for frame in ({**typing_, "user_id": "gone", "for_ms": 0}, {**typing_, "user_id": "bob"}, presence):
+            await stub.send(stub.sockets[-1], frame)
+        async with asyncio.timeout(5):
+            assert (await anext(client.typings())).user_id == "bob"
+            assert (await anext(client.presences())).online is True
+            await stub.send(stub.sockets[-1], {**presence, "online": None})
+            assert (await anext(client.presences())).online is None
+    for iterator in (client.typings(), client.presences()):
+        with pytest.raises(StopAsyncIteration):
+            await anext(iterator)
+    with pytest.raises(errors.Closed):
+        await client.typing(CHAT)
+
+
+async def test_a_refused_upgrade_is_waited_for_as_long_as_it_says(sleeps: Sleeps, timing: Timing) -> None:
+    async def busy(connection: ServerConnection, _: Request) -> Response:
+        response = connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "the server drains")
+        response.headers["Retry-After"] = "7"
+        return response
+
+    async with serve(lambda _: asyncio.sleep(0), "127.0.0.1", 0, process_request=busy) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with Client(f"ws://127.0.0.1:{port}/", "t", "d", timing=timing):
+            async with asyncio.timeout(5):
+                await sleeps.nine.wait()
+    assert sleeps[:3] == [7.25, 7.5, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, 0),
+        ("", 0),
+        ("0", 0),
+        ("20", 20),
+        ("99999", 300),
+        ("-1", 0),
+        ("1.5", 0),
+        ("Fri, 31 Dec 1999", 0),
+        ("²", 0),
+    ],
+)
+def test_retry_after(header: str | None, seconds: float) -> None:
+    assert retry_after_s(header) == seconds
 
 
 async def test_the_app_may_ack_itself(stub: Stub, timing: Timing) -> None:

@@ -7,7 +7,7 @@ import pytest
 from waybill_client import errors, outputs
 from waybill_client.outbox import send_fields
 from waybill_client.session import Session, Settings
-from waybill_client.store import Saved
+from waybill_client.store import Outgoing, Saved
 
 from .frames_of_server import CHAT, ME, conversation, event, page, receipt, sent, welcome
 
@@ -389,11 +389,83 @@ def test_a_frame_that_cannot_be_read_changes_nothing(frame: dict[str, Any]) -> N
     assert stats.bad_frames + stats.unknown_frames + stats.late_answers == 1
 
 
-def test_ten_thousand_conversations_fit_into_hello() -> None:
+def test_another_event_where_an_own_message_was_sent_asks_to_be_healed() -> None:
+    one = online()
+    one.receive(conversation(0, 0), 0.0)
+    (frame,) = send(one)
+    one.receive(sent(frame, 1), 0.0)
+    assert one.receive(event(1, event_id="other"), 0.0) == [outputs.Disagrees(CHAT)]
+
+
+def test_a_sent_where_another_event_is_held_asks_to_be_healed() -> None:
+    one = online()
+    one.receive(conversation(0, 0), 0.0)
+    first, second = send(one, "a")[0], send(one, "b")[0]
+    take(one, 1)
+    assert outputs.Disagrees(CHAT) in one.receive(sent(first, 1, event_id="other"), 0.0)
+    one.heal_failed(CHAT)
+    one.receive(sent(second, 2), 0.0)
+    (third,) = send(one, "c")
+    assert outputs.Disagrees(CHAT) in one.receive(sent(third, 2, event_id="other"), 0.0)
+
+
+def test_a_sent_above_the_head_of_the_next_session_is_lost() -> None:
+    one = online()
+    one.receive(conversation(3, 0), 0.0)
+    take(one, 1, 2, 3)
+    (frame,) = send(one)
+    one.receive(sent(frame, 5), 0.0)
+    one.hello("t")
+    one.receive(welcome(), 0.0)
+    assert outputs.Rewound(CHAT, 4) in one.receive(conversation(4, 3), 0.0)
+    assert one.timelines[CHAT].cursor == 3
+    again = one.receive(conversation(4, 3), 0.0)
+    assert not any(isinstance(output, outputs.Rewound) for output in again)
+
+
+def test_what_an_earlier_process_was_told_is_sent_is_held_against_the_server() -> None:
+    message = Outgoing(CHAT, "a", "message", b"{}", state="sent", event_id="e5", seq=5)
     one = session()
-    for number in range(10_100):
-        chat = f"{number:08d}-1111-4111-8111-111111111111"
-        one.restore([Saved(chat, last_pulled_seq=2**40, event_id="e" * 36)], [], 0.0)
-    hello = one.hello("t")
-    assert len(hello["cursors"]) == 10_000
-    assert len(json.dumps(hello)) < 2**20
+    one.restore([Saved(CHAT, last_pulled_seq=4)], [message], 0.0)
+    one.hello("t")
+    assert wrote(one.receive(welcome(), 0.0)) == []
+    one.receive(conversation(5, 4), 0.0)
+    assert one.receive(event(5, event_id="other"), 0.0) == [outputs.Disagrees(CHAT)]
+
+
+def test_a_page_that_was_under_way_while_the_timeline_was_rewound_leaves_no_hole() -> None:
+    one = online()
+    one.receive(conversation(9, 0), 0.0)
+    take(one, 1, 2, 3)
+    (pull,) = wrote(take(one, 7))
+    one.rewind(CHAT, 1)
+    assert one.receive(page(pull["rid"], [event(4), event(5)], after=3, head=9), 0.0) == []
+    assert one.stats.late_answers == 1
+    assert delivered(take(one, 2)) == [2]
+    assert wrote(take(one, 7))[0]["after"] == 2
+
+
+def test_a_rewind_forgets_what_was_told_of_what_is_lost() -> None:
+    one = online()
+    one.receive(conversation(9, 0, delivered_seq=9, read_seq=9), 0.0)
+    take(one, *range(1, 10))
+    one.receive(receipt("bob", 9, 0, 9), 0.0)
+    one.rewind(CHAT, 4)
+    view = one.timelines[CHAT].view()
+    assert (view.head, view.cursor, view.delivered_seq, view.read_seq) == (4, 4, 4, 4)
+    (grown,) = one.receive(receipt("bob", 3, 0, 3), 0.0)
+    assert isinstance(grown, outputs.ReceiptGrew)
+    assert grown.receipt.delivered_seq == 3
+
+
+def test_a_rewind_stops_what_was_aimed_at_a_lost_event() -> None:
+    one = session()
+    aims = {"m": None, "on 3": 3, "on 4": 4, "on 5": 5}
+    for name, target in aims.items():
+        type_ = "message" if target is None else "delete"
+        one.request(("send", CHAT, name), send_fields(CHAT, name, type_, None, target), 0.0)
+    one.restore([Saved(CHAT, last_pulled_seq=9)], [], 0.0)
+    done = one.rewind(CHAT, 3)
+    failed = [output for output in done if isinstance(output, outputs.Failed)]
+    assert [(output.key[2], output.error.code) for output in failed] == [("on 4", "conflict"), ("on 5", "conflict")]
+    assert [key[2] for key in one.outbox] == ["m", "on 3"]

@@ -65,6 +65,19 @@ async def test_a_rewind_turns_own_messages_back_to_sending() -> None:
     assert await store.event_id(CHAT, 2) is None
 
 
+async def test_a_sent_whose_seq_holds_another_event_is_not_done() -> None:
+    store = MemoryStore()
+    message = Outgoing(CHAT, "m", "message", b"{}")
+    await store.queue(message)
+    await store.save([an(1), an(2)], [Saved(CHAT, last_pulled_seq=2)], {})
+    await store.settle(message.key, Sent(CHAT, "m", "other", 1, "", duplicate=False), None)
+    assert [one.state for one in store.outgoing()] == ["sent"]
+    assert (await store.load())[1] == store.outgoing()
+    # Below the seq that is rewound to as well: nobody saw its event.
+    assert [one.client_msg_id for one in await store.rewind(CHAT, 2, ME)] == ["m"]
+    assert [one.state for one in store.outgoing()] == ["sending"]
+
+
 async def test_memory_is_bounded() -> None:
     store = MemoryStore(max_events=3)
     await store.save([an(seq) for seq in range(1, 9)], [], {})

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import secrets
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, TypeGuard, cast, get_args
 
 import aiohttp
 import jwt
@@ -24,10 +26,12 @@ if TYPE_CHECKING:
 Scope = Literal["user", "service", "admin", "gateway"]
 
 LEEWAY_S = 10
+MAX_TOKEN_ID = 256
+_STORABLE = re.compile(r"[^\0\ud800-\udfff]*")
 _ASYMMETRIC = ["RS256", "ES256", "EdDSA"]
 _JWKS_TTL_S = 300.0
-_SEEN_S = 30.0
-_MOST_SEEN = 10_000
+_SEEN_S = 300.0
+_MOST_SEEN = 20_000
 """A token that was verified is not verified again for a while: services show the same one with each request."""
 
 _JWKS_RETRY_S = 5.0
@@ -36,12 +40,18 @@ _JWKS_RETRY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """``subject``: a user id, or a service's name. ``expires_at``: seconds since the epoch, without the leeway."""
+    """``subject``: a user id, or a service's name. ``expires_at``: seconds since the epoch, without the leeway.
+
+    ``issued_at`` (seconds since the epoch) and ``token_id`` are the token's `iat` and `jti`, if it has them: it may be
+    revoked by either.
+    """
 
     subject: str
     scope: Scope
     device: str | None
     expires_at: float
+    issued_at: float | None = None
+    token_id: str | None = None
 
 
 class Verifier:
@@ -135,12 +145,34 @@ def _claims(claims: Mapping[str, object]) -> Claims:
         raise UnauthenticatedError("the token's scope is not known")
     if device is not None and not is_name(device):
         raise UnauthenticatedError("the token's device is not a device id")
-    return Claims(subject, cast("Scope", scope), device, float(cast("float", claims["exp"])))
+    issued_at, token_id = claims.get("iat"), claims.get("jti")
+    if token_id is not None and not _is_token_id(token_id):
+        raise UnauthenticatedError(f"the token's jti is not a text of at most {MAX_TOKEN_ID} characters")
+    return Claims(
+        subject,
+        cast("Scope", scope),
+        device,
+        float(cast("float", claims["exp"])),
+        None if issued_at is None else float(cast("float", issued_at)),
+        token_id,
+    )
+
+
+def _is_token_id(value: object) -> TypeGuard[str]:
+    # What could not be stored could not be revoked: no NUL, no lone surrogate.
+    return isinstance(value, str) and 0 < len(value) <= MAX_TOKEN_ID and _STORABLE.fullmatch(value) is not None
 
 
 def mint(secret: str, subject: str, *, scope: Scope = "user", ttl_s: float = 3600, device: str | None = None) -> str:
     """An HS256 token: for local use, and for a service's calls to another."""
-    claims: dict[str, object] = {"sub": subject, "scope": scope, "exp": int(time.time() + ttl_s)}
+    now = time.time()
+    claims: dict[str, object] = {
+        "sub": subject,
+        "scope": scope,
+        "exp": int(now + ttl_s),
+        "iat": round(now, 6),  # not whole seconds: what is issued just after a revocation counts as issued after it
+        "jti": secrets.token_hex(16),
+    }
     if device is not None:
         claims["device"] = device
     return jwt.encode(claims, secret, algorithm="HS256")

@@ -17,6 +17,7 @@ from deploy.migrate import MigrationError, migrate_async
 from services.console.dead.command import dead
 from services.console.demo.command import demo
 from services.console.relay.command import relay
+from services.console.revoke import revoke
 from services.console.settings import MigrateSettings
 from services.console.terminal import fail
 from shared.auth import mint
@@ -91,6 +92,7 @@ def bench(context: typer.Context) -> None:
 
 
 app.command()(demo)
+app.command()(revoke)
 app.add_typer(dead)
 app.add_typer(relay)
 

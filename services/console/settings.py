@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, HttpUrl, PostgresDsn, SecretStr, field_validator
+from pydantic import Field, HttpUrl, PostgresDsn, RedisDsn, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.settings import PREFIX, AuthSettings, PostgresSettings, Settings
@@ -40,12 +40,18 @@ class ConsoleSettings(Settings, PostgresSettings, AuthSettings):
 
 
 class CommandSettings(BaseSettings):
-    """What `waybill dead` and `waybill relay` read from the environment."""
+    """What `waybill dead`, `waybill relay` and `waybill revoke` read from the environment."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", hide_input_in_errors=True)
 
     postgres_url: PostgresDsn | None = Field(
         None, description="Address of Postgres with the console's role in it; else that of a running `waybill up`."
+    )
+    redis_url: RedisDsn | None = Field(
+        None, description="Address of Redis, to tell gateways at once; if Postgres' is not set, that of the same stack."
+    )
+    topic_prefix: str = Field(
+        "waybill", pattern=r"^[a-zA-Z0-9_-]{1,64}$", description="What the topics' names, and channels', begin with."
     )
     log_level: str = Field(
         "warning", pattern="^(debug|info|warning|error)$", description="Least level that is logged on standard error."

@@ -1,6 +1,7 @@
 """Partitions of the outbox made ahead, closed by time and dropped behind, and dead letters forgotten in the end.
 
-The database decides and does it (migrations `outbox_retention` and `outbox_state`); this loop asks, counts and tells.
+So are the days of the log of state changes, and revocations that ended. The database decides and does it (migrations
+`outbox_retention`, `outbox_state` and `gateway`); this loop asks, counts and tells.
 Each step is a transaction of its own that waits for a lock for a tenth of a second at most: not to get one is an
 ordinary case, since whoever holds it goes first.
 """
@@ -36,8 +37,10 @@ _SQL = statements(__file__)
 _MAKE, _CLOSE, _SUMMARISE = _SQL["make"], _SQL["close"], _SQL["summarise"]
 _DROP, _DROP_DELIVERIES = _SQL["drop"], _SQL["drop_deliveries"]
 _FORGET_PARKED, _EXPIRE, _GAUGES = _SQL["forget_parked"], _SQL["expire_letters"], _SQL["gauges"]
+_MAKE_DAYS, _DROP_DAY, _FORGET_REVOCATIONS = _SQL["make_days"], _SQL["drop_day"], _SQL["forget_revocations"]
 
 PARTITIONS_MADE_AHEAD = 16
+DAYS_MADE_AHEAD = 14
 
 _STEP_ROWS = 1_000
 """What is deleted row by row goes in such steps: each holds its locks for some 10 ms."""
@@ -54,12 +57,14 @@ class Periods:
     """How long things last, in seconds.
 
     ``partition_s``: ids are drawn in one partition. ``outbox_s``: a partition is kept after its newest row.
-    ``letters_s``: a dead letter is kept once it is settled, or since it died if nobody settles it.
+    ``letters_s``: a dead letter is kept once it is settled, or since it died if nobody settles it. ``transitions_s``: a
+    day of the log of state changes is kept after its end.
     """
 
     partition_s: float
     outbox_s: float
     letters_s: float
+    transitions_s: float = 2_592_000.0
 
 
 class Retention:
@@ -77,6 +82,9 @@ class Retention:
             ("drop_deliveries", self._drop_deliveries),
             ("forget", self._forget_parked),
             ("letters", self._expire_letters),
+            ("make_days", self._make_days),
+            ("drop_days", self._drop_days),
+            ("revocations", self._forget_revocations),
             ("gauges", self._gauges),
         )
 
@@ -157,6 +165,16 @@ class Retention:
                     )
             if len(rows) < _STEP_ROWS:
                 return
+
+    async def _make_days(self) -> None:
+        await self._ask(_MAKE_DAYS, DAYS_MADE_AHEAD)
+
+    async def _drop_days(self) -> None:
+        while await self._ask(_DROP_DAY, self._periods.transitions_s):
+            _log.info("a day of the log of state changes dropped")
+
+    async def _forget_revocations(self) -> None:
+        await self._ask(_FORGET_REVOCATIONS)
 
     async def _gauges(self) -> None:
         async with asyncio.timeout(_STEP_S):

@@ -19,6 +19,15 @@ SELECT forget_parked($1)
 -- name: expire_letters
 SELECT dead_id, state, event_id, conversation_id, topic, error, died_at FROM expire_letters(make_interval(secs => $1), $2)
 
+-- name: make_days
+SELECT make_transition_partitions($1)
+
+-- name: drop_day
+SELECT drop_transition_partition(make_interval(secs => $1))
+
+-- name: forget_revocations
+SELECT forget_revocations()
+
 -- name: gauges
 -- Partitions above and below the one that ids are drawn in, and the age in seconds of the oldest letter that nobody settled.
 SELECT count(*) FILTER (WHERE p.low > n.id) AS ahead,

@@ -123,10 +123,24 @@ class RelaySettings(Settings, PostgresSettings, KafkaSettings):
         ),
     )
 
+    transition_retention_s: int = Field(
+        2_592_000,
+        ge=3_600,
+        description=(
+            "For how long a day of the log of state changes (`transition`) is kept after its end, in seconds. The "
+            "relay drops it."
+        ),
+    )
+
     @property
     def periods(self) -> Periods:
         """How long things last."""
-        return Periods(self.relay_outbox_period_s, self.relay_outbox_retention_s, self.relay_dead_letter_retention_s)
+        return Periods(
+            self.relay_outbox_period_s,
+            self.relay_outbox_retention_s,
+            self.relay_dead_letter_retention_s,
+            self.transition_retention_s,
+        )
 
     @property
     def limits(self) -> Limits:

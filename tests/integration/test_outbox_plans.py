@@ -13,6 +13,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from services.gateway import devices, listing, opening, revocations, sweep
 from services.relay import backlog, parking, retention, shards, tail
 from shared.postgres import to_array
 from shared.statements import statements
@@ -31,10 +32,12 @@ CURSOR = SIZE + ROWS // 2
 TRACING = statements(str(Path(__file__).parents[2] / "docs" / "operations" / "tracing.md"))
 TAIL, BACKLOG, STORE = statements(tail.__file__), statements(backlog.__file__), statements(shards.__file__)
 PARKING, RETENTION = statements(parking.__file__), statements(retention.__file__)
+LISTING, OPENING = statements(listing.__file__), statements(opening.__file__)
+REVOCATIONS, SWEEP, DEVICES = (statements(one.__file__) for one in (revocations, sweep, devices))
 
 BIG = (
     "outbox_p0", "outbox_p1", "outbox_delivery_p0", "outbox_parked", "outbox_attempt", "dead_letter",
-    "dead_letter_action", "event", "conversation", "member", "receipt",
+    "dead_letter_action", "event", "conversation", "member", "receipt", "device_cursor", "device_session", "revocation",
 )  # fmt: skip
 
 FILL = f"""
@@ -84,6 +87,15 @@ FILL = f"""
     SELECT conversation_of(c), 'u' || (c + m) % 5000, 'member', '{{[1,)}}'
     FROM generate_series(0, 4999) AS c, generate_series(0, 9) AS m;
     INSERT INTO receipt (conversation_id, user_id, delivered) SELECT conversation_id, user_id, '{{[1,18)}}' FROM member;
+    INSERT INTO device_cursor SELECT conversation_id, user_id, 'phone', '{{[1,18)}}' FROM member;
+    INSERT INTO member SELECT conversation_of(c), 'u' || 10000 + m, 'member', '{{[1,)}}'
+    FROM generate_series(0, 4999) AS c, generate_series(0, 1) AS m WHERE m = 0 OR c = 0;
+    INSERT INTO member SELECT conversation_of(7), 'm' || m, 'member', '{{[1,)}}' FROM generate_series(1, 20000) AS m;
+    INSERT INTO receipt (conversation_id, user_id) SELECT conversation_id, user_id FROM member WHERE user_id LIKE 'm%';
+    INSERT INTO device_session SELECT 'u' || n % 5000, 'd' || n / 5000, 1, gen_random_uuid(), 'g', clock_timestamp()
+    FROM generate_series(0, 49999) AS n;
+    INSERT INTO revocation (user_id, created_at)
+    SELECT 'r' || n, clock_timestamp() - make_interval(days => 1, secs => n) FROM generate_series(0, 9999) AS n;
 
     VACUUM ANALYZE;
 """
@@ -151,6 +163,13 @@ def _literal(value: object) -> str:
 @pytest.fixture
 async def relay(filled: Database) -> AsyncIterator[Role]:
     connection = await asyncpg.connect(filled.url("relay"))
+    yield Role(connection)
+    await connection.close()
+
+
+@pytest.fixture
+async def gateway(filled: Database) -> AsyncIterator[Role]:
+    connection = await asyncpg.connect(filled.url("gateway"))
     yield Role(connection)
     await connection.close()
 
@@ -264,3 +283,45 @@ async def test_the_way_of_an_event(console: Role, owner: asyncpg.Connection) -> 
     assert await console.touched(TRACING["to_whom"], event_id) < 300
     assert await console.touched(TRACING["not_yet_delivered"], "u17", 1, timedelta(0), 100) < 500
     assert await console.touched(TRACING["not_yet_delivered"], "", 10, timedelta(0), 100) < 5_000
+
+
+CROWD, EVERYWHERE = f"{7:032x}", "u10000"
+"""A conversation of 20,000 members, and a user in 5,000 conversations."""
+
+
+async def test_listing_costs_by_the_row(gateway: Role, owner: asyncpg.Connection) -> None:
+    rows = await owner.fetch("SELECT user_id, conversation_id FROM member WHERE user_id ~ '^u[0-9]{1,3}$' LIMIT 2000")
+    users, conversations = zip(*rows, strict=True)
+    count = len(rows)
+    wanted = (users, ["phone"] * count, conversations, [18] * count, [None] * count)
+    assert count == 2_000
+    assert await gateway.touched(LISTING["list_conversations"], *wanted) < count * 60
+    named = [await owner.fetchval("SELECT event_id FROM event LIMIT 1")] * count
+    assert await gateway.touched(LISTING["list_conversations"], *wanted[:4], named) < count * 64
+    crowd = [[f"m{n}" for n in range(1, 101)], ["phone"] * 100, [CROWD] * 100, [None] * 100, [None] * 100]
+    assert await gateway.touched(LISTING["list_conversations"], *crowd) < 100 * 60
+    assert await gateway.touched(LISTING["conversations_of_users"], [EVERYWHERE]) < 5_000 * 5
+    for since in (None, 1, 2**62):
+        assert await gateway.touched(LISTING["changed_since"], [EVERYWHERE], [since]) < 5_000 * 16
+        assert await gateway.touched(LISTING["changed_since"], ["m1", "m2", "u10001"], [since] * 3) < 3 * 40
+
+
+async def test_opening_costs_by_the_hello(gateway: Role) -> None:
+    count = 200
+    hellos = [f"u{n}" for n in range(count)], ["d1"] * count, [f"{n:032x}" for n in range(count)]
+    assert await gateway.touched(OPENING["open_sessions"], *hellos, "g", [1.0] * count, ["j"] * count) < count * 40
+    assert await gateway.touched(REVOCATIONS["newest"], 120.0) < 20
+    some = [f"u{n}" for n in range(1000)], ["d1"] * 1000
+    assert await gateway.touched(DEVICES["numbers"], *some) < 1_000 * 8
+
+
+async def test_sweeping_costs_by_the_row(gateway: Role, owner: asyncpg.Connection) -> None:
+    last = [SIZE + ROWS] * SHARDS
+    assert await gateway.touched(SWEEP["sweep"], to_array(ALL), to_array(last), last[0], 100) < 64 * 10
+    # Half a million rows behind, of which a turn reads 6,400.
+    assert await gateway.touched(SWEEP["sweep"], to_array(ALL), to_array(HELD), min(HELD), 100) < 64 * 130
+    assert await gateway.touched(SWEEP["sweep"], to_array(ALL), to_array([0] * SHARDS), 0, 100) < 64 * 140
+    assert await gateway.touched(SWEEP["ends"], to_array(ALL)) < 64 * 40
+    rows = await owner.fetch("SELECT shard, id FROM outbox WHERE shard = 3 AND id > $1 ORDER BY id LIMIT 200", HELD[3])
+    shards, ids = zip(*rows, strict=True)
+    assert await gateway.touched(SWEEP["contents"], to_array(shards), to_array(ids)) < 200 * 12

@@ -16,6 +16,8 @@ FOR_THE_DESK = (
     "SELECT resume_shard(1::smallint)",
 )
 
+FOR_THE_GATEWAY = "SELECT open_sessions('{a}', '{p}', '{00000000-0000-0000-0000-000000000000}', 'g', '{1}', '{j}')"
+
 FORBIDDEN = {
     "ingest": (
         "DELETE FROM event",
@@ -63,8 +65,21 @@ FORBIDDEN = {
         "DELETE FROM device_cursor",
         "SELECT FROM ack_offset",
         FOR_THE_OUTBOX,
+        "UPDATE outbox SET seq = 1",
+        "DELETE FROM outbox",
+        "SELECT nextval('outbox_id_seq')",
         "SELECT lock_outbox_shards('{1}')",
         "SELECT create_conversation(gen_random_uuid(), 1::smallint, 'group', NULL, 'all', 'a', '{a}', '{}', '')",
+        "UPDATE device_session SET number = 1",
+        "INSERT INTO device_session VALUES ('a', 'a', 1, gen_random_uuid(), 'g', now())",
+        "DELETE FROM device_session",
+        "INSERT INTO revocation (user_id) VALUES ('a')",
+        "DELETE FROM revocation",
+        "SELECT forget_revocations()",
+        "SELECT FROM transition",
+        "DELETE FROM transition",
+        "SELECT drop_transition_partition('1 s')",
+        "UPDATE store SET incarnation = gen_random_uuid()",
     ),
     "receipts": (
         "SELECT FROM event",
@@ -101,6 +116,10 @@ FORBIDDEN = {
         "SELECT bury_parked(1::smallint, '{1}')",
         "SELECT settle_letter('x', 1, 1::smallint, 1, 1, NULL, NULL)",
         "SELECT redrive_letters(now(), 1, 'x')",
+        "INSERT INTO revocation (user_id, created_at) VALUES ('a', now())",
+        "DELETE FROM revocation",
+        "INSERT INTO transition (service, kind, cause) VALUES ('c', 'k', 'c')",
+        "UPDATE device_session SET number = 1",
     ),
 }
 
@@ -109,8 +128,10 @@ FORBIDDEN = {
 async def test_what_a_role_may_not_do(database: Database, role: str) -> None:
     connection = await asyncpg.connect(database.url(role))
     desk = () if role in ("relay", "console") else FOR_THE_DESK
+    gate = () if role == "gateway" else (FOR_THE_GATEWAY,)
     try:
-        for statement in (*FORBIDDEN[role], *desk, "CREATE TABLE other (a int)", "DROP TABLE event", "TRUNCATE outbox"):
+        ddl = "CREATE TABLE other (a int)", "DROP TABLE event", "TRUNCATE outbox"
+        for statement in (*FORBIDDEN[role], *desk, *gate, *ddl):
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
                 await connection.execute(statement)
         is_ordinary = (
@@ -122,7 +143,8 @@ async def test_what_a_role_may_not_do(database: Database, role: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "most_ms"), [("ingest", 10_000), ("relay", 10_000), ("receipts", 10_000), ("console", 30_000)]
+    ("role", "most_ms"),
+    [("ingest", 10_000), ("relay", 10_000), ("gateway", 10_000), ("receipts", 10_000), ("console", 30_000)],
 )
 async def test_a_writer_that_hangs_is_ended(database: Database, role: str, most_ms: int) -> None:
     connection = await asyncpg.connect(database.url(role))
@@ -132,3 +154,18 @@ async def test_a_writer_that_hangs_is_ended(database: Database, role: str, most_
             assert 0 < limit <= most_ms, name
     finally:
         await connection.close()
+
+
+async def test_all_may_say_what_they_changed(database: Database) -> None:
+    for role in ("ingest", "relay", "gateway", "receipts"):
+        connection = await asyncpg.connect(database.url(role))
+        await connection.execute("INSERT INTO transition (service, kind, cause) VALUES ($1, 'k', 'c')", role)
+        await connection.close()
+    connection = await asyncpg.connect(database.url("console"))
+    assert await connection.fetchval("SELECT count(*) FROM transition") == 4
+    await connection.execute("INSERT INTO revocation (user_id, reason) VALUES ('a', 'lost phone')")
+    await connection.close()
+    connection = await asyncpg.connect(database.url("gateway"))
+    assert await connection.fetchval(FOR_THE_GATEWAY) is None  # the token is void
+    assert await connection.fetchval(FOR_THE_GATEWAY.replace("{a}", "{b}")) == (1, 1)
+    await connection.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 from pathlib import Path
 
 Machine = dict[str, str | int | float]
@@ -27,6 +28,13 @@ def cpu_model(cpuinfo: str) -> str | None:
         if name.strip() == "model name" and value.strip():
             return value.strip()
     return None
+
+
+def raise_file_limit() -> int:
+    """Let this process, and those that it starts, open as many files as it may; returns how many."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
 
 
 def _text(path: str) -> str:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from bench import relay, results
+from bench import cells, relay, results
 from bench.words import as_times, at, words_on
 
 if TYPE_CHECKING:
@@ -32,7 +32,19 @@ _HEADINGS = {
     "p99_ms_at_5000": "p99 ms at 5,000/s",
     "cpu_s_per_million_at_1000": "CPU s per 1 M at 1,000/s",
     "cpu_s_per_million_at_5000": "CPU s per 1 M at 5,000/s",
+    "a_cpu_us": "a: CPU µs per delivery",
+    "a_p99_ms": "a: p99 ms",
+    "b_cpu_us": "b: CPU µs per delivery",
+    "b_p99_ms": "b: p99 ms",
+    "c_deliveries_s": "c: deliveries/s",
+    "c_cpu_us": "c: CPU µs per delivery",
+    "d_kib_per_session": "d: KiB per session",
+    "e_seconds": "e: seconds",
+    "e_cpu_us": "e: CPU µs per session",
 }
+
+_FINE = frozenset({"c_cpu_us", "e_seconds"})
+"""Figures that are told to the hundredth where they are small."""
 
 
 class _Line(NamedTuple):
@@ -84,12 +96,21 @@ _TABLES: dict[str, tuple[tuple[str, ...], tuple[_Line, ...]]] = {
             _Line("Waybill, a long backlog", ("deep",)),
         ),
     ),
+    "gateway": (
+        (*cells.COMPARED, *cells.FURTHER),
+        (
+            _Line("Waybill", ("waybill",)),
+            _Line("Centrifugo's library", ("peer",)),
+            _Line("– Waybill is better by", ("ratio",), times=True),
+        ),
+    ),
 }
 
 _TITLES = {
     "send": "Sends per second on one connection budget (`send`)",
     "e2e": "From a send to the other member's socket (`e2e`)",
     "relay": "From the outbox to Kafka (`relay`)",
+    "gateway": "From Kafka to many sockets (`gateway`)",
 }
 
 _HEAD = """\
@@ -102,7 +123,8 @@ the medians of the turns. Absolute figures belong to the machine; the ratios tra
 The reference of `send` and `e2e` (`bench/reference/seed_outbox.py`) is the plain outbox that Waybill replaces: one
 transaction per message, an outbox table with a status column and a composite index, a dispatcher that claims batches
 of 100 by `FOR UPDATE SKIP LOCKED`. It is tuned within its design; what was tuned stands at the top of that file. It
-checks neither membership nor rights nor the body, all of which Waybill does. The peer of `relay` is Debezium.
+checks neither membership nor rights nor the body, all of which Waybill does. The peer of `relay` is Debezium, that of
+`gateway` the library that Centrifugo is made of.
 """
 
 
@@ -119,7 +141,7 @@ def rows(result: Result) -> list[Row]:
     for line in lines:
         figures = at(result, *line.path)
         if figures:
-            found.append((line.label, *(_cell(figures.get(name), times=line.times) for name in names)))
+            found.append((line.label, *(_cell(name, figures.get(name), times=line.times) for name in names)))
     return found
 
 
@@ -128,8 +150,8 @@ def markdown(kept: list[dict[str, object]]) -> str:
     parts = [_HEAD]
     for result in kept:
         name = str(result["name"])
-        cells = [headings(result), ("---", *("---:" for _ in headings(result)[1:])), *rows(result)]
-        table = "\n".join(f"| {' | '.join(row)} |" for row in cells)
+        grid = [headings(result), ("---", *("---:" for _ in headings(result)[1:])), *rows(result)]
+        table = "\n".join(f"| {' | '.join(row)} |" for row in grid)
         notes = "\n".join(f"- {word}" for word in words_on(result))
         parts.append(f"## {_TITLES.get(name, name)}\n\n{_origin(result)}\n\n{table}\n\n{notes}\n")
     return "\n".join(parts)
@@ -152,15 +174,21 @@ def _origin(result: Result) -> str:
 def _table(result: Result) -> tuple[tuple[str, ...], tuple[_Line, ...]]:
     name = str(result["name"])
     if name in _TABLES:
-        return _TABLES[name]
+        names, lines = _TABLES[name]
+        measured = {figure for line in lines for figure in at(result, *line.path)}
+        return tuple(figure for figure in names if figure in measured), lines
     lines = (_Line("Waybill", ("waybill",)), _Line("peer", ("peer",)), _Line("better by", ("ratio",), times=True))
     return tuple(at(result, "ratio")), lines
 
 
-def _cell(value: float | None, *, times: bool) -> str:
+def _cell(name: str, value: float | None, *, times: bool) -> str:
     if value is None:
         return ""
-    return as_times(value) if times else f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.1f}"
+    if times:
+        return as_times(value)
+    if name in _FINE and value < 10:
+        return f"{value:.2f}"
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.1f}"
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import logging
 import shlex
+import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 from websockets.exceptions import WebSocketException
 
-from bench import e2e, harness, relay, report, results, send, stage
-from bench.machine import machine
+from bench import cells, centrifugo, e2e, gateway, harness, relay, report, results, send, stage
+from bench.machine import machine, raise_file_limit
 from bench.outbox import new_folder
 from bench.words import words_on
 from deploy.local.process import StartError
@@ -31,11 +33,11 @@ from deploy.migrate import MigrationError
 from shared.errors import WaybillError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from deploy.local.endpoints import Endpoints
 
-NAMES = ("send", "e2e", "relay")
+NAMES = ("send", "e2e", "relay", "gateway")
 
 _EXPECTED = (
     asyncpg.PostgresError,
@@ -55,7 +57,10 @@ _EXPECTED = (
 )
 """What keeps a benchmark from its end; people are told in a line, without a traceback."""
 
-_WHAT = "send: sends per second; e2e: from a send to the other's socket; relay: from the outbox to Kafka"
+_WHAT = (
+    "send: sends per second; e2e: from a send to the other's socket; relay: from the outbox to Kafka; "
+    "gateway: from Kafka to many sockets"
+)
 
 _INTERRUPTED = 130
 _MOST_SECONDS = 600
@@ -74,14 +79,22 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--keep", action="store_true", help="keep the result and write docs/performance.md anew")
     made.add_argument("--endpoints", type=Path, help="endpoints.json of a Waybill that runs; default: start one")
     made.add_argument("--rounds", type=_rounds, help="turns of each side (default 3)")
-    made.add_argument("--seconds", type=_seconds, help="measured seconds of a turn (send 8, e2e 12, relay 12)")
+    made.add_argument(
+        "--seconds", type=_seconds, help="measured seconds of a turn (send 8, e2e 12, relay 12, gateway 15)"
+    )
     made.add_argument("--rate", type=_rate, help="messages per second of e2e (default 50)")
     made.add_argument("--pool", type=_pool, default=8, help="connections to Postgres of each side (8)")
     of_relay = made.add_argument_group("relay", "on stores of its own; --seconds is for each of its rates")
     of_relay.add_argument("--backlog", type=_rows, help="rows to drain in a turn (200000)")
     of_relay.add_argument("--deep", type=_rows, help="then Waybill drains so many in one go; its memory is watched")
-    of_relay.add_argument("--peer", type=Path, help=f"folder of the peer's harness (default {harness.FOLDER})")
-    of_relay.add_argument("--alone", action="store_true", help="measure Waybill without the peer")
+    of_gateway = made.add_argument_group("gateway", "on stores of its own; Go builds the load client and the peer")
+    of_gateway.add_argument("--cells", type=_cells, help=f"which cells, with commas ({','.join(cells.ALL)})")
+    of_gateway.add_argument("--scale", type=_scale, help="share of each cell's connections, to try it out (1)")
+    of_gateway.add_argument("--profile", type=Path, help="folder for a profile and the log of each gateway")
+    of_both = made.add_argument_group("relay and gateway")
+    folders = f"relay {harness.FOLDER}, gateway {centrifugo.FOLDER}"
+    of_both.add_argument("--peer", type=Path, help=f"folder of the peer's harness (default {folders})")
+    of_both.add_argument("--alone", action="store_true", help="measure Waybill without the peer")
     return made
 
 
@@ -93,6 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.name == "relay":
             measured = _measure_relay(options)
+        elif options.name == "gateway":
+            measured = _measure_gateway(options)
         else:
             with stage.waybill(options.endpoints, pool=options.pool) as of:
                 measured = uvloop.run(_measure(of, options))
@@ -106,14 +121,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
     date = datetime.now(UTC).isoformat(timespec="seconds")
     result = {**measured, "machine": machine(), "date": date, "command": command}
-    if options.keep:
+    wrong = cells.told(cells.errors_of(measured))
+    if options.keep and not wrong:
         results.keep(result)
         report.write()
     if options.json:
         print(json.dumps(result, ensure_ascii=False))
     else:
         show(result, Console())
-    return 0
+    for line in wrong:
+        print(f"waybill bench: ERRORS: {line}", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 async def _measure(of: Endpoints, options: argparse.Namespace) -> dict[str, object]:
@@ -134,6 +152,37 @@ def _measure_relay(options: argparse.Namespace) -> dict[str, object]:
         stage.say("starting Postgres and Kafka")
         with Stack(folder / "state") as stack:
             return uvloop.run(relay.measure(stack, folder, relay.Settings(**given)))
+
+
+def _measure_gateway(options: argparse.Namespace) -> dict[str, object]:
+    names = ("rounds", "seconds", "cells", "scale", "peer", "alone", "profile")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    settings = gateway.Settings(**given)
+    limit, needed = raise_file_limit(), cells.files_needed(settings.cells, settings.scale)
+    if limit < needed:
+        raise RuntimeError(f"these cells need {needed} open files, and {limit} are allowed: raise `ulimit -Hn`")
+    with _interrupted_by_termination(), new_folder() as name:
+        folder = Path(name)
+        uvloop.run(gateway.build(folder, settings))
+        stage.say("starting Postgres, Kafka and Valkey")
+        with Stack(folder / "state") as stack:
+            return uvloop.run(gateway.measure(stack, folder, settings))
+
+
+@contextlib.contextmanager
+def _interrupted_by_termination() -> Iterator[None]:
+    """While the block runs, a SIGTERM ends it as Ctrl-C does: what was started is stopped."""
+    handlers = {
+        # A shell starts what runs in the background with SIGINT ignored.
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: lambda *_: signal.raise_signal(signal.SIGINT),
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def show(result: Mapping[str, object], console: Console) -> None:
@@ -173,6 +222,20 @@ def _rows(text: str) -> int:
     value = int(text)
     if not _LEAST_ROWS <= value <= _MOST_ROWS:
         raise argparse.ArgumentTypeError(f"must be from {_LEAST_ROWS} to {_MOST_ROWS}")
+    return value
+
+
+def _cells(text: str) -> tuple[str, ...]:
+    try:
+        return cells.chosen(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _scale(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError("must be above 0, and at most 1")
     return value
 
 

@@ -9,7 +9,7 @@ def of(name: str) -> dict[str, object]:
         "date": "2026-01-02T03:04:05+00:00",
         "command": f"waybill bench {name}",
     }
-    return {**{"send": _SEND, "e2e": _E2E, "relay": _RELAY}[name], **ends}
+    return {**{"send": _SEND, "e2e": _E2E, "relay": _RELAY, "gateway": _GATEWAY}[name], **ends}
 
 
 def _figures(rate_s: float, ms: float, unsent: float) -> dict[str, float]:
@@ -95,4 +95,31 @@ _RELAY: dict[str, object] = {
         "backlog": 200_000,
         "deep": 5_000_000,
     },
+}
+
+
+def _gateway(cpu: float, rate: float, kib: float) -> dict[str, float]:
+    return {
+        "a_cpu_us": cpu,
+        "a_p99_ms": 9.5,
+        "b_cpu_us": cpu * 3,
+        "b_p99_ms": 12.0,
+        "c_deliveries_s": rate,
+        "c_cpu_us": cpu / 11,
+        "d_kib_per_session": kib,
+        "e_seconds": 0.64,
+        "e_cpu_us": 120.0,
+    }
+
+
+_GATEWAY: dict[str, object] = {
+    "name": "gateway",
+    "waybill": _gateway(8.0, 1_200_000, 12.5)
+    | {"e_without_postgres": 0.875, "send_p50_ms": 11.0, "send_p99_ms": 33.3, "sent_p99_ms": 22.2}
+    | {"stalled_kib": 41.0, "stalled_kernel_kib": 60.0},
+    "peer": _gateway(12.0, 1_000_000, 25.0),
+    "ratio": {"a_cpu_us": 1.5, "c_deliveries_s": 1.2, "d_kib_per_session": 2.0},
+    "errors": {},
+    "turns": {"waybill": [{"a_postgres_behind_ms": 14.0, "d_postgres_behind_ms": 0.0}], "peer": [{}]},
+    "settings": {"peer": "gateway", "alone": False, "rounds": 3, "seconds": 15.0, "scale": 1.0},
 }

@@ -1,0 +1,2 @@
+-- name: empty
+TRUNCATE conversation, member, event, receipt, device_cursor

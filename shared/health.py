@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 CHECK_S = 2.0
 
 
-def private_app(checks: Mapping[str, Check]) -> Starlette:
+def private_app(
+    checks: Mapping[str, Check], *, metrics: Callable[[], bytes] = generate_latest, check_s: float = CHECK_S
+) -> Starlette:
     """The app. A check answers None when all is well, else what is wrong, in a few words without secrets.
+
+    ``metrics``: their text, by default of this process's own; ``check_s``: what a check may take.
 
     Plain Starlette: for three answers without input, a process need not load all of FastAPI when it starts.
     """
@@ -33,15 +37,15 @@ def private_app(checks: Mapping[str, Check]) -> Starlette:
         return JSONResponse({"status": "ok"})
 
     async def readyz(_: Request) -> JSONResponse:
-        answers = await asyncio.gather(*(_ask(check) for check in checks.values()))
+        answers = await asyncio.gather(*(_ask(check, check_s) for check in checks.values()))
         failing = {name: answer for name, answer in zip(checks, answers, strict=True) if answer is not None}
         status = "failing" if failing else "ok"
         return JSONResponse({"status": status, "failing": failing}, status_code=503 if failing else 200)
 
-    async def metrics(_: Request) -> Response:
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+    async def told_metrics(_: Request) -> Response:
+        return Response(metrics(), media_type=CONTENT_TYPE_LATEST)
 
-    answers = {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
+    answers = {"/healthz": healthz, "/readyz": readyz, "/metrics": told_metrics}
     app = Starlette(
         routes=[Route(path, answer) for path, answer in answers.items()],
         exception_handlers={HTTPException: problems.frameworks},
@@ -50,11 +54,11 @@ def private_app(checks: Mapping[str, Check]) -> Starlette:
     return app
 
 
-async def _ask(check: Check) -> str | None:
+async def _ask(check: Check, limit_s: float) -> str | None:
     try:
-        async with asyncio.timeout(CHECK_S):
+        async with asyncio.timeout(limit_s):
             return await check()
     except TimeoutError:
-        return f"no answer in {CHECK_S} s"
+        return f"no answer in {limit_s} s"
     except Exception as error:  # noqa: BLE001 - whatever a check raises is what is wrong
         return type(error).__name__

@@ -5,7 +5,10 @@ from __future__ import annotations
 from prometheus_client import Counter, Gauge
 
 LOOP_LAG = Gauge(
-    "waybill_loop_lag_seconds", "How late the event loop woke up last, in seconds; over 0.1: it is blocked."
+    "waybill_loop_lag_seconds",
+    "How late the event loop woke up last, in seconds; over 0.1: it is blocked.",
+    # Where several processes make one figure: that of the worst.
+    multiprocess_mode="livemax",
 )
 LOOP_ERRORS = Counter(
     "waybill_loop_errors",

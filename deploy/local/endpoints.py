@@ -25,7 +25,8 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     redis: str
     auth_secret: str
     pids: dict[str, int | list[int]]
-    """By service and store; a list where several processes serve one."""
+    """By service and store; a list where several processes serve one. Of a gateway that has several, the first is the
+    one that starts the others again. Who ends a part ends all of its processes."""
     gateways: list[str] = []
     """Every gateway, the first included, if there are several."""
     gateways_private: list[str] = []

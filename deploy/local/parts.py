@@ -1,6 +1,7 @@
 """Services and stores as parts of one stack: each can be started, watched and stopped in the same way."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -9,7 +10,7 @@ from typing import Protocol
 
 import aiohttp
 
-from deploy.local.process import Child, Command, StartError, tail
+from deploy.local.process import Child, Command, StartError, children_of, tail
 from deploy.local.services import Service
 from deploy.local.stack import Stack
 
@@ -57,6 +58,11 @@ class ServicePart:
         self._folder = folder
         self._log_from = 0
         self._child: Child | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        """Its process id and, if it has several processes, those of its children."""
+        return [self.pid, *children_of(self.pid)]
 
     def alive(self) -> bool:
         """Whether it runs."""
@@ -106,8 +112,9 @@ class ServicePart:
 
     def kill(self) -> None:
         """See `Part`."""
-        if self.alive():
-            os.kill(self.pid, signal.SIGKILL)
+        for pid in self.pids if self.alive() else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _failure(self, what: str) -> StartError:
         # A log that had grown too large was set aside at the start, and is shorter than it was then.

@@ -105,6 +105,14 @@ def tail(log: Path, *, lines: int = 20, offset: int = 0) -> str:
     return "\n".join([line for line in text.splitlines() if not line.startswith(("\tat ", "\t... "))][-lines:])
 
 
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started and that are still there; a dead one has none."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def _spawn(command: Command, argv: Sequence[str], stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     uid, gid = command.identity or (None, None)
     # Nothing of the caller's environment: PGPORT, CLASSPATH or JAVA_TOOL_OPTIONS would change what runs.

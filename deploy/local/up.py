@@ -34,6 +34,7 @@ EXPECTED = (StartError, StateInUseError, PortTakenError, MigrationError, WrongJa
 """What may keep a stack from running; people are told in a line, without a traceback."""
 
 _ORPHAN_POLL_SECONDS = 0.5
+_CHILDREN_POLL_SECONDS = 0.25
 
 PortChoice = Literal["fixed", "auto"]
 
@@ -133,7 +134,19 @@ class Local:
         self._ready = True
         self._changed()
         self._show()
-        await self._supervisor.keep()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._supervisor.keep())
+            group.create_task(self._watch_children())
+
+    async def _watch_children(self) -> None:
+        """A gateway of several processes starts its own again."""
+        before = None
+        while True:
+            now = [part.pids for part in self._services]
+            if now != before:
+                self._changed()
+            before = now
+            await asyncio.sleep(_CHILDREN_POLL_SECONDS)
 
     def _changed(self) -> None:
         alive = [part for part in self._services if part.alive()]
@@ -148,8 +161,9 @@ class Local:
         }
         gateways = [part for part in self._services if part.service.kind == "gateway"]
         several = len(gateways) > 1
-        if several:
-            pids["gateway"] = [part.pid for part in gateways]
+        processes = [pid for part in gateways for pid in part.pids]
+        if len(processes) > 1:
+            pids["gateway"] = processes
         return Endpoints(
             gateway=public(self._ports, "gateway"),
             ingest=public(self._ports, "ingest"),

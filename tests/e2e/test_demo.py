@@ -22,7 +22,7 @@ from services.console.demo.verdict import FIGURES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.promise("protocol.9.demo"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.promise("protocol.9.demo"), pytest.mark.timeout(400), pytest.mark.long(80)]
 
 WAYBILL = Path(sys.executable).with_name("waybill")
 

@@ -14,6 +14,7 @@ import pytest
 from waybill_client import Client
 
 from deploy.local.lock import started
+from deploy.local.process import children_of
 from deploy.local.running import NotRunningError, Running, running
 from shared.auth import mint
 from tests.waiting import until
@@ -21,7 +22,7 @@ from tests.waiting import until
 if TYPE_CHECKING:
     from deploy.local.endpoints import Endpoints
 
-pytestmark = [pytest.mark.promise("protocol.8.up"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.promise("protocol.8.up"), pytest.mark.timeout(400), pytest.mark.long(90)]
 
 WAYBILL = Path(sys.executable).with_name("waybill")
 SERVICES = ("ingest", "relay", "gateway", "receipts", "console")
@@ -125,8 +126,9 @@ def test_several_gateways_share_one_stack_and_end_with_whoever_started_them(tmp_
     program = f"""
 import time
 from pathlib import Path
+from deploy.local.process import children_of
 from deploy.local.running import running
-with running(Path({str(tmp_path)!r}), gateways=2) as stack:
+with running(Path({str(tmp_path)!r}), gateways=2, environment={{"WAYBILL_GATEWAY_PROCESSES": "2"}}) as stack:
     Path({str(tmp_path / "ready")!r}).touch()
     time.sleep(300)
 """
@@ -136,12 +138,19 @@ with running(Path({str(tmp_path)!r}), gateways=2) as stack:
         stack = Running(tmp_path, owner)
         endpoints = stack.endpoints
         assert endpoints.gateways[0] == endpoints.gateway
-        assert len(set(endpoints.gateways)) == len(endpoints.pids_of("gateway")) == 2
+        assert len(set(endpoints.gateways)) == 2
         assert all(map(ready, endpoints.gateways_private))
+        first = endpoints.pids_of("gateway")
+        assert [children_of(pid) for pid in first] == [first[1:3], [], [], first[4:6], [], []]
+        os.kill(first[1], signal.SIGKILL)
+        wait(lambda: len({*stack.endpoints.pids_of("gateway")} - {first[1]}) == 6)
+        endpoints = stack.endpoints
+        assert {*first} - {*endpoints.pids_of("gateway")} == {first[1]}
     finally:
         owner.kill()
         owner.wait()
-    wait(lambda: not stack.file.exists() and not any(map(started, pids(endpoints).values())))
+    processes = {*pids(endpoints).values(), *endpoints.pids_of("gateway")}
+    wait(lambda: not stack.file.exists() and not any(map(started, processes)))
 
 
 def wait(condition: object) -> None:

@@ -1,118 +1,106 @@
-"""What a session does because time has passed: pings, resends, acked ranges told again, the token's end."""
+"""When each session has to be looked at again: one heap for all of them, one task."""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
-from collections import deque
-from typing import TYPE_CHECKING
+from itertools import count
+from typing import TYPE_CHECKING, Protocol
 
-from websockets.exceptions import ConnectionClosed
-
-from services.gateway.close import Close
-from services.gateway.metrics import RESENDS
-from shared.auth import LEEWAY_S
-from shared.errors import UnavailableError
+from shared.logging import logger
+from shared.metrics import LOOP_ERRORS
 
 if TYPE_CHECKING:
-    from websockets.asyncio.server import ServerConnection
+    from collections.abc import Callable
 
-    from services.gateway.connection import Connection
+_LOOP = LOOP_ERRORS.labels("clock")
+_TICK_S = 0.02
+_TURN_S = 0.005
 
-_EXPIRING_S = 60.0
-_MISSED_PINGS = 2
-_LEAST_WAIT_S = 0.02
-_CONGESTED_S = 0.25
-"""How long a resend that cannot be written is put off."""
+
+class Timed(Protocol):
+    """Something with a next time. ``scheduled`` is the clock's: when it will look, `inf` for never."""
+
+    scheduled: float
+
+    def tick(self, now: float) -> float:
+        """Do what is due; returns when to look again, `inf` for never. Does not block."""
+
+
+class Heap:
+    """Who is due when. An earlier time replaces a later one. Pure."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Timed]] = []
+        self._number = count()
+
+    def at(self, timed: Timed, due: float) -> bool:
+        """Look at it at ``due`` or before; whether that is earlier than all others."""
+        if due >= timed.scheduled:
+            return False
+        timed.scheduled = due
+        heapq.heappush(self._heap, (due, next(self._number), timed))
+        return self._heap[0][2] is timed
+
+    def due(self, now: float) -> Timed | None:
+        """Take one that is due; its ``scheduled`` is `inf` then."""
+        while self._heap and self._heap[0][0] <= now:
+            due, _, timed = heapq.heappop(self._heap)
+            if timed.scheduled == due:
+                timed.scheduled = float("inf")
+                return timed
+        return None
+
+    @property
+    def next(self) -> float:
+        """When the first is due; `inf` if nobody is."""
+        return self._heap[0][0] if self._heap else float("inf")
 
 
 class Clock:
-    """The clock of one session."""
+    """Ticks every session when it is due, and does the house's chores."""
 
-    def __init__(self, connection: Connection, socket: ServerConnection) -> None:
-        self._connection = connection
-        self._settings = connection.parts.settings
-        self._socket = socket
-        self._changed = asyncio.Event()
-        self._said_expiring = False
+    def __init__(self, chores: Callable[[float], None], *, every_s: float) -> None:
+        self._heap = Heap()
+        self._earlier = asyncio.Event()
+        self._chores = chores
+        self._every_s = every_s
 
-    def wake(self) -> None:
-        """Something that it waits for has come."""
-        self._changed.set()
-
-    def renewed(self) -> None:
-        """The connection has a fresh token."""
-        self._said_expiring = False
-        self._changed.set()
+    def at(self, timed: Timed, due: float) -> None:
+        """Look at it at ``due`` (`time.monotonic`) or before."""
+        if self._heap.at(timed, due):
+            self._earlier.set()
 
     async def run(self) -> None:
-        """Ends with `Close` only."""
-        settings, connection = self._settings, self._connection
-        unanswered: deque[asyncio.Future[float]] = deque()
-        next_ping = time.monotonic() + settings.gateway_heartbeat_s
-        next_refresh = time.monotonic() + settings.gateway_ack_refresh_s
+        """Tick until cancelled."""
+        chores_due = time.monotonic()
         while True:
-            self._changed.clear()
-            connection.check_end()
             now = time.monotonic()
-            if now >= next_ping:
-                while unanswered and unanswered[0].done():
-                    unanswered.popleft()
-                if len(unanswered) >= _MISSED_PINGS:
-                    raise Close(4408, "no answer to pings")
-                unanswered.append(await self._ping())
-                next_ping = now + settings.gateway_heartbeat_s
-            if now >= next_refresh:
-                for feed in connection.session.feeds.values():
-                    connection.hold(feed, feed.acked)
-                next_refresh = now + settings.gateway_ack_refresh_s
-            await self._resend()
-            token_due = self._check_token()
-            due = min(next_ping, next_refresh, connection.session.next_due() or next_ping)
-            least = _CONGESTED_S if connection.congested else _LEAST_WAIT_S
-            wait = min(max(least, due - time.monotonic()), token_due, settings.gateway_resend_s)
+            until = now + _TURN_S
+            while now < until and (timed := self._heap.due(now)) is not None:
+                self._tick(timed, now)
+                now = time.monotonic()
+            if now >= chores_due:
+                self._chores(now)
+                chores_due = now + self._every_s
+            self._earlier.clear()
+            wait = max(_TICK_S, min(self._heap.next, chores_due) - now)
+            if self._heap.next <= now:
+                await asyncio.sleep(0)
+                continue
             try:
                 async with asyncio.timeout(wait):
-                    await self._changed.wait()
+                    await self._earlier.wait()
+                await asyncio.sleep(_TICK_S)
             except TimeoutError:
                 continue
 
-    async def _resend(self) -> None:
-        session = self._connection.session
-        now = time.monotonic()
-        if session.overdue(now):
-            raise Close(4408, "no acks")
-        if self._connection.congested:
-            return
-        for resend in session.resends_due(now):
-            feed = resend.feed
-            try:
-                events = await self._connection.parts.catch_up.at(
-                    feed.conversation_id, self._connection.user_id, resend.seqs
-                )
-            except UnavailableError:
-                session.not_resent(resend)
-                continue
-            for seq, frame in events:
-                if seq in feed.unacked:
-                    RESENDS.inc()
-                    self._connection.write(frame)
-
-    async def _ping(self) -> asyncio.Future[float]:
+    def _tick(self, timed: Timed, now: float) -> None:
         try:
-            async with asyncio.timeout(self._settings.gateway_heartbeat_s):
-                return asyncio.ensure_future(await self._socket.ping())
-        except TimeoutError:
-            raise Close(4408, "too slow") from None
-        except ConnectionClosed:
-            raise Close(1001, "the client is gone") from None
-
-    def _check_token(self) -> float:
-        """Say `expiring` or end the session when it is time; returns the seconds until the next such time."""
-        left = self._connection.claims.expires_at - time.time()
-        if left <= -LEEWAY_S:
-            raise Close(4401, "the token has expired")
-        if left <= _EXPIRING_S and not self._said_expiring:
-            self._said_expiring = True
-            self._connection.say({"t": "expiring", "in_s": max(0, int(left))})
-        return max(_LEAST_WAIT_S, left + LEEWAY_S if self._said_expiring else left - _EXPIRING_S)
+            due = timed.tick(now)
+        except Exception:  # noqa: BLE001 - one session's fault stops no other's clock
+            _LOOP.inc()
+            logger(__name__).exception("a session's clock failed")
+            due = now + 1.0
+        self._heap.at(timed, due)

@@ -1,50 +1,69 @@
-"""One session: the frames that wait to be written, and what ties the pure `Session` to the socket and the stores."""
+"""One session: ties the pure `Session` to its wire and to what all sessions of this gateway share.
+
+It has no task of its own. What a client says is handled as it arrives; what has to wait runs as a task of the gateway,
+and the wire is paused meanwhile, so that frames are answered in order and a client that asks for much costs itself time.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
+import time
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
-from websockets.exceptions import ConnectionClosed
 
+from services.gateway import hello, requests
 from services.gateway.acks import Device
-from services.gateway.clock import Clock
 from services.gateway.close import Close
-from services.gateway.following import Following
-from services.gateway.metrics import CLIENT_ERRORS
+from services.gateway.metrics import CLIENT_ERRORS, DROPPED, IGNORED_ACKS, RESENDS, SESSIONS_ENDED
 from services.gateway.session import Session
+from services.gateway.wire import ready
+from shared.auth import LEEWAY_S
+from shared.errors import UnavailableError, WaybillError
+from shared.logging import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from websockets.asyncio.server import ServerConnection
+    from collections.abc import Callable, Coroutine, Sequence
 
     from services.gateway.acks import Acks
     from services.gateway.catchup import CatchUp
+    from services.gateway.clock import Clock
     from services.gateway.fanout import Fanout
-    from services.gateway.presence import Presence
+    from services.gateway.hello import Greeter
+    from services.gateway.limits import Rates
+    from services.gateway.loading import Loader
     from services.gateway.sends import Sends
-    from services.gateway.session import Feed
+    from services.gateway.session import Feed, Resend
     from services.gateway.settings import GatewaySettings
+    from services.gateway.social import Social
+    from services.gateway.transitions import Transitions
+    from services.gateway.wire import Wire
     from shared.auth import Claims, Verifier
-    from shared.contracts.frames import Hello
-    from shared.errors import WaybillError
     from shared.postgres import Pool
-    from shared.ranges import Pair, RangeSet
+    from shared.ranges import Pair
 
-_WRITE_S = 30.0
-"""A socket that takes nothing for so long is closed; the client comes back and catches up."""
+_EXPIRING_S = 60.0
+_MISSED_PINGS = 2
+_CONGESTED_S = 0.25
+"""How long a resend that cannot be written is put off."""
 
-_MOST_FRAMES = 20_000
-"""Most frames that wait for a socket: receipts are not bounded by the window. Over it the session ends."""
+_FOLD_S = 1.0
+"""Watchers of a group hear of each member at most so often (protocol §5)."""
+
+_MOST_HELD = 20_000
+"""Most receipts that wait for a session that cannot take them. Over it the session ends."""
+
+_NEVER = float("inf")
+_NOBODY = Session("", window=1, resend_s=1.0, resends=0)
+"""Of a connection that has not said `hello`."""
+
+_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What every connection of this gateway shares."""
+    """What every connection of this gateway shares. ``spawn`` starts a task that the gateway owns."""
 
     settings: GatewaySettings
     pool: Pool
@@ -53,151 +72,350 @@ class Parts:
     catch_up: CatchUp
     acks: Acks
     sends: Sends
-    presence: Presence
+    clock: Clock
+    greeter: Greeter
+    loader: Loader
+    social: Social
+    transitions: Transitions
+    spawn: Callable[[Coroutine[None, None, None]], object]
+    sessions: set[Connection]
 
 
 class Connection:
-    """A session from its `hello` to its close code."""
+    """A session from its `hello` to its close code: the handler of its wire."""
 
-    def __init__(self, socket: ServerConnection, parts: Parts, claims: Claims, hello: Hello, session_id: str) -> None:
-        settings = parts.settings
-        self.user_id = claims.subject
-        self.device_id = hello.device_id
-        self.session_id = session_id
-        self.claims = claims
+    __slots__ = (
+        "__weakref__",
+        "_ended",
+        "_expiring_at",
+        "_folds_at",
+        "_held",
+        "_next_ping",
+        "_next_refresh",
+        "_opened_at",
+        "_sends_waiting",
+        "_waits",
+        "claims",
+        "device_id",
+        "number",
+        "parts",
+        "rates",
+        "scheduled",
+        "session",
+        "session_id",
+        "state",
+        "user_id",
+        "wire",
+        "write",
+    )
+
+    def __init__(self, wire: Wire, parts: Parts) -> None:
+        self.wire = wire
+        self.write = wire.write
+        """Write ready frames; never blocks."""
         self.parts = parts
-        self.session = Session(
-            window=settings.gateway_window,
-            resend_s=settings.gateway_resend_s,
-            resends=settings.gateway_resends,
-            page=settings.gateway_page,
-        )
-        self.following = Following(self, hello)
-        self.clock = Clock(self, socket)
-        self.socket = socket
-        self._outgoing: deque[bytes] = deque()
-        self._outgoing_bytes = 0
-        self._some_outgoing = asyncio.Event()
-        self._below_limit = asyncio.Event()
+        self.user_id = ""
+        self.device_id = ""
+        self.session_id = str(uuid.uuid4())
+        self.number = 0
+        self.claims: Claims | None = None
+        self.session = _NOBODY
+        self.rates: Rates | None = None
+        self.state = "opening"
+        self.scheduled = _NEVER
+        self._ended = False
+        self._held: dict[tuple[str, str], bytes] | None = None
         self._sends_waiting = 0
-        self._some_answered = asyncio.Event()
-        self._end: Close | None = None
+        self._waits: list[Callable[[], None]] | None = None
+        now = time.monotonic()
+        self._opened_at = now
+        self._next_ping = now + parts.settings.gateway_heartbeat_s
+        self._next_refresh = now + parts.settings.gateway_ack_refresh_s
+        self._expiring_at = self._folds_at = _NEVER
+        parts.sessions.add(self)
+        parts.clock.at(self, now + parts.settings.gateway_hello_s)
 
-    # What the fan-out and the handling of frames call; none of it blocks.
+    # The wire's handler.
+
+    def message(self, data: str | bytes) -> None:
+        """A whole message of the client."""
+        if self._ended:
+            return
+        try:
+            if self.state == "opening":
+                self.state = "listing"
+                self.wire.pause()
+                self.parts.spawn(hello.greet(self, data))
+            else:
+                requests.handle(self, data)
+        except Close as close:
+            self.end(close)
+
+    def writable(self) -> None:
+        """Much of what was congested is written."""
+        self.release()
+        waits, self._waits = self._waits, None
+        for wait in waits or ():
+            wait()
+        if self.session is not _NOBODY:
+            self.wake()
+
+    def gone(self, code: int) -> None:
+        """The wire is dead."""
+        self._finish(code)
+
+    # What the fan-out, catch-up and the handling of frames call; none of it blocks.
 
     @property
     def congested(self) -> bool:
         """Whether so much waits to be written that events are better read later."""
-        return self._outgoing_bytes > self.parts.settings.gateway_buffer_bytes
-
-    def write(self, frame: bytes) -> None:
-        """Queue a frame."""
-        self._outgoing.append(frame)
-        self._outgoing_bytes += len(frame)
-        self._some_outgoing.set()
-        if len(self._outgoing) > _MOST_FRAMES:
-            self.end(Close(4408, "too slow"))
+        return self.wire.congested
 
     def say(self, frame: dict[str, object]) -> None:
-        """Queue a frame that is not ready-made."""
-        self.write(msgspec.json.encode(frame))
+        """Write a frame that is not ready-made."""
+        self.wire.write(ready(_encode(frame)))
 
     def refuse(self, error: WaybillError, rid: str | None = None) -> None:
-        """Queue an `error` frame."""
+        """Write an `error` frame."""
         CLIENT_ERRORS.labels(error.code).inc()
         self.say({"t": "error", **({} if rid is None else {"rid": rid}), **error.as_dict()})
 
+    def handed_out(self) -> None:
+        """Events were written: they may be due again before anything else is."""
+        if self.session.due < self.scheduled:
+            self.parts.clock.at(self, self.session.due)
+
     def wake(self) -> None:
-        """Some feed is behind."""
-        self.following.wake()
+        """Some feed is behind, or there is room again."""
+        if not self._ended:
+            self.parts.catch_up.wake(self)
 
     def load(self, conversation_id: str) -> None:
         """Send the conversation's frame (again)."""
-        self.following.load(conversation_id)
+        if not self._ended:
+            self.parts.loader.want(self, conversation_id)
 
-    def hold_receipt(self, conversation_id: str, user_id: str, frame: bytes) -> None:
-        """Keep a receipt until the conversation's frame is out."""
-        self.following.hold_receipt(conversation_id, user_id, frame)
+    def receipt(self, feed: Feed, user_id: str, frame: bytes) -> None:
+        """Tell of a user's marks: once its `conversation` frame is out, and to a group's watchers folded."""
+        folds = feed.watching and not feed.direct and user_id != self.user_id
+        if not (folds or feed.loading or self.wire.congested):
+            self.wire.write(frame)
+            return
+        if self._held is None:
+            self._held = {}
+        self._held[feed.conversation_id, user_id] = frame
+        if len(self._held) > _MOST_HELD:
+            DROPPED.labels("too_slow").inc()
+            self.end(Close(4408, "too slow"))
+        elif feed.asleep:
+            self.load(feed.conversation_id)
+        elif folds and self._folds_at == _NEVER:
+            self._folds_at = time.monotonic() + _FOLD_S
+            self.parts.clock.at(self, self._folds_at)
 
-    def ack(self, feed: Feed, ranges: Iterable[Pair], head: int) -> int:
-        """The device stores these; returns how many of the seqs do not count."""
+    def release(self, *, folded: bool = False) -> None:
+        """Write the receipts that were held and may go out now. ``folded``: a watcher's, too."""
+        if self._held is None or self.wire.congested:
+            return
+        left: dict[tuple[str, str], bytes] = {}
+        frames: list[bytes] = []
+        for (conversation_id, user_id), frame in self._held.items():
+            feed = self.session.feeds.get(conversation_id)
+            if feed is None:
+                continue
+            if feed.loading or (not folded and feed.watching and not feed.direct and user_id != self.user_id):
+                left[conversation_id, user_id] = frame
+            elif feed.direct or feed.watching or user_id == self.user_id:
+                frames.append(frame)
+        self._held = left or None
+        if frames:
+            self.wire.write(b"".join(frames))
+
+    def ack(self, feed: Feed, ranges: Sequence[Pair], head: int) -> None:
+        """The device stores these: tell receipts, and use the room that this makes in the window."""
+        self.take_ack(feed, ranges, head)
+        if self.session.behind or self.session.reads:
+            self.wake()
+
+    def take_ack(self, feed: Feed, ranges: Sequence[Pair], head: int) -> None:
+        """As `ack`, while nothing may be handed out."""
         new, ignored = self.session.ack(feed, ranges, head)
-        self.hold(feed, new)
-        self.following.wake()
-        return ignored
-
-    def hold(self, feed: Feed, ranges: RangeSet) -> None:
-        """The device stores these: tell receipts."""
-        self.parts.acks.hold(Device(feed.conversation_id, self.user_id, self.device_id), ranges)
-
-    def end(self, close: Close) -> None:
-        """End the session from outside; the first reason counts."""
-        if self._end is None:
-            self._end = close
-            self._some_outgoing.set()
-            self.clock.wake()
-
-    def check_end(self) -> None:
-        """Raise the `Close` that `end` was given, if it was."""
-        if self._end is not None:
-            raise self._end
+        if new:
+            self.parts.acks.hold(Device(feed.conversation_id, self.user_id, self.device_id), new)
+        if ignored:
+            IGNORED_ACKS.inc(ignored)
 
     def renew(self, claims: Claims) -> None:
         """The client brought a fresh token."""
         self.claims = claims
-        self.clock.renewed()
+        self._expiring_at = time.monotonic() + claims.expires_at - time.time() - _EXPIRING_S
+        self.parts.clock.at(self, self._expiring_at)
 
     def sending(self) -> None:
-        """A send waits for ingest."""
+        """A send waits for ingest; too many of them stop the reading of further frames."""
         self._sends_waiting += 1
+        if self._sends_waiting == self.parts.settings.gateway_session_sends:
+            self.wire.pause()
 
     def answered(self) -> None:
         """A send has its answer."""
         self._sends_waiting -= 1
-        self._some_answered.set()
+        if self._sends_waiting == self.parts.settings.gateway_session_sends - 1 and self.state == "open":
+            self.wire.resume()
 
-    # Waiting, so that a client that sends much and reads little costs it time and us no memory.
+    def when_writable(self, then: Callable[[], None]) -> None:
+        """Call ``then`` once the session is not congested."""
+        if self._waits is None:
+            self._waits = []
+        self._waits.append(then)
 
-    async def below_limit(self) -> None:
-        """Wait while the session is congested. `writer` bounds it: it ends a session that takes nothing."""
-        while self.congested:
-            self._below_limit.clear()
-            await self._below_limit.wait()
+    def do(self, work: Coroutine[None, None, None]) -> None:
+        """Do something that has to wait; the client's next frames are handled after it."""
+        self.wire.pause()
+        self.state = "busy"
+        self.parts.spawn(self._done(work))
 
-    async def turn_to_send(self) -> None:
-        """Wait while too many sends of this session have no answer yet. Each gets one in bounded time."""
-        while self._sends_waiting >= self.parts.settings.gateway_session_sends:
-            self._some_answered.clear()
-            await self._some_answered.wait()
-
-    # The socket's side.
-
-    async def writer(self) -> None:
-        """Write queued frames. Ends with `Close` if the client is gone or takes nothing, or the session is ended."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._some_outgoing.wait()
-            self._some_outgoing.clear()
-            self.check_end()
-            try:
-                async with asyncio.timeout(_WRITE_S) as patience:
-                    while self._outgoing:
-                        frame = self._outgoing.popleft()
-                        await self.socket.send(frame, text=True)
-                        self._outgoing_bytes -= len(frame)
-                        if not self.congested:
-                            self._below_limit.set()
-                        patience.reschedule(loop.time() + _WRITE_S)
-            except TimeoutError:
-                raise Close(4408, "too slow") from None
-            except ConnectionClosed:
-                raise Close(1001, "the client is gone") from None
-
-    async def flush(self, timeout_s: float) -> None:
-        """Write what is queued, at the end of a session."""
+    async def _done(self, work: Coroutine[None, None, None]) -> None:
         try:
-            async with asyncio.timeout(timeout_s):
-                while self._outgoing:
-                    await self.socket.send(self._outgoing.popleft(), text=True)
-        except (TimeoutError, ConnectionClosed):
-            self._outgoing.clear()
+            await work
+        except Close as close:
+            self.end(close)
+        except Exception:  # noqa: BLE001 - one session's fault is not the service's
+            logger(__name__).exception("a request failed")
+            self.end(Close(4500, "a fault of the server"))
+        finally:
+            if not self._ended:
+                self.open()
+
+    def open(self) -> None:
+        """Handle frames from now on."""
+        self.state = "open"
+        if self._sends_waiting < self.parts.settings.gateway_session_sends:
+            self.wire.resume()
+
+    # The end.
+
+    @property
+    def ended(self) -> bool:
+        """Whether the session is over."""
+        return self._ended
+
+    def end(self, close: Close) -> None:
+        """End the session; the first reason counts."""
+        if not self._ended:
+            self.wire.close(close.code, close.reason)
+            self._finish(close.code)
+
+    def _finish(self, code: int) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        SESSIONS_ENDED.labels(str(code) if 1000 <= code < 5000 and code in _CODES else "other").inc()
+        self.parts.sessions.discard(self)
+        if self.session is not _NOBODY:
+            self.parts.fanout.unregister(self)
+            self.parts.social.closed(self)
+        self._held = self._waits = None
+
+    # Time passes.
+
+    def begin(self, device_id: str, claims: Claims) -> None:
+        """The client has said who it is."""
+        settings = self.parts.settings
+        self.user_id = claims.subject
+        self.device_id = device_id
+        self.session = Session(
+            self.user_id,
+            window=settings.gateway_window,
+            resend_s=settings.gateway_resend_s,
+            resends=settings.gateway_resends,
+        )
+        self.wire.forget_headers()
+        self.wire.limit(settings.gateway_frame_bytes)
+        self.renew(claims)
+        self.parts.clock.at(self, self._next_ping)
+
+    def tick(self, now: float) -> float:
+        """Do what is due; returns when something is due again, in seconds of the monotonic clock."""
+        if self._ended:
+            return _NEVER
+        settings = self.parts.settings
+        if self.session is _NOBODY:
+            hello_due = self._opened_at + settings.gateway_hello_s
+            if now >= hello_due and self.state == "opening":
+                self.end(Close(4408, "no hello in time"))
+            return hello_due if now < hello_due else _NEVER
+        if now >= self._next_ping:
+            if self.wire.unanswered >= _MISSED_PINGS:
+                self.end(Close(4408, "no answer to pings"))
+                return _NEVER
+            self.wire.ping()
+            self._next_ping = now + settings.gateway_heartbeat_s
+        if now >= self._next_refresh:
+            for feed in self.session.feeds.values():
+                self.parts.acks.hold(Device(feed.conversation_id, self.user_id, self.device_id), feed.acked())
+            self._next_refresh = now + settings.gateway_ack_refresh_s
+        if now >= self._folds_at:
+            self._folds_at = _NEVER
+            self.release(folded=True)
+        if now >= self._expiring_at and not self._check_token(now):
+            return _NEVER
+        if now >= self.session.due and not self._resend(now):
+            return _NEVER
+        return min(self._next_ping, self._next_refresh, self._folds_at, self._expiring_at, self.session.due)
+
+    def _check_token(self, now: float) -> bool:
+        """Say `expiring`, or end the session; False if it is ended."""
+        left = self.claims.expires_at - time.time() if self.claims else 0.0
+        if left <= -LEEWAY_S:
+            self.end(Close(4401, "the token has expired"))
+            return False
+        if left <= _EXPIRING_S:
+            self.say({"t": "expiring", "in_s": max(0, int(left))})
+            self._expiring_at = now + max(0.02, left + LEEWAY_S)
+        else:
+            self._expiring_at = now + left - _EXPIRING_S
+        return True
+
+    def _resend(self, now: float) -> bool:
+        session = self.session
+        if session.overdue(now):
+            self.end(Close(4408, "no acks"))
+            return False
+        resends = session.resends_due(now)
+        for resend in resends:
+            if self.wire.congested:
+                session.not_resent(resend, now, _CONGESTED_S)
+            elif not self._resend_from_ring(resend):
+                self.parts.spawn(self._resend_read(resend))
+        return True
+
+    def _resend_from_ring(self, resend: Resend) -> bool:
+        frames: list[bytes] = []
+        feed = resend.feed
+        for low, high in resend.seqs:
+            entries = feed.room.entries(low, high)
+            if entries is None or not all(entry.target == 0 or feed.may_see(entry.target) for entry in entries):
+                return False
+            frames += [entry.frame for entry in entries]
+        RESENDS.inc(len(frames))
+        self.wire.write(b"".join(frames))
+        return True
+
+    async def _resend_read(self, resend: Resend) -> None:
+        feed = resend.feed
+        try:
+            events = await self.parts.catch_up.at(feed.conversation_id, self.user_id, list(resend.seqs.seqs()))
+        except UnavailableError:
+            if not self._ended:
+                self.session.not_resent(resend, time.monotonic(), self.parts.settings.gateway_resend_s)
+                self.handed_out()
+            return
+        if not self._ended:
+            unacked = self.session.unacked(feed)
+            frames = [frame for seq, frame in events if seq in unacked]
+            RESENDS.inc(len(frames))
+            self.wire.write(b"".join(frames))
+
+
+_CODES = frozenset((1000, 1001, 1005, 1006, 1009, 1011, 4400, 4401, 4403, 4408, 4409, 4429, 4500, 4503))

@@ -1,42 +1,61 @@
 """From a conversation to the sessions that follow it.
 
-Everything here runs between two awaits of the event loop: a record is offered to every feed of its conversation before
-anything else can change one.
+An event raises its room's ring and queues the room; `turn` then visits the feeds of queued rooms, a bounded number at a
+time and rooms in turn, so that a conversation with 100,000 members keeps nobody waiting for longer than such a portion.
+A visit is level-triggered: it hands out whatever of the ring follows the feed's position. So it does not matter how many
+events came meanwhile, nor whether a feed was visited already.
 """
 
 from __future__ import annotations
 
 import time
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from services.gateway.metrics import CURSOR_BREAKS, DROPPED_RECORDS, PUSH_SECONDS, PUSHES
-from services.gateway.session import Offer
+from services.gateway.events import CONVERSATION, EVENT_TYPE, MEMBER, entry
+from services.gateway.metrics import (
+    CURSOR_BREAKS,
+    DROPPED_RECORDS,
+    PUSH_COMMIT_SECONDS,
+    PUSH_SECONDS,
+    PUSHES,
+    WINDOW_STALLS,
+)
+from services.gateway.room import Came, Room
+from services.gateway.wire import ready
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from services.gateway.events import Change, Entry
     from services.gateway.session import Feed, Session
 
-MEMBER = "waybill.event.member"
-CONVERSATION = "waybill.event.conversation"
-EDIT = "waybill.event.edit"
+ALWAYS = (EVENT_TYPE + MEMBER, EVENT_TYPE + CONVERSATION)
+"""What may bring a local user into a conversation."""
+
+_PORTION = 128
+"""Feeds of one room that are visited before other rooms get their turn."""
 
 
 class Follower(Protocol):
-    """What the fan-out needs of a session's connection."""
+    """What the fan-out needs of a session's connection. Nothing of it blocks."""
 
     user_id: str
     device_id: str
+    number: int
     session: Session
 
     @property
     def congested(self) -> bool:
         """Whether too much waits to be written."""
 
-    def write(self, frame: bytes) -> None:
-        """Queue a frame; never blocks."""
+    def write(self, frames: bytes) -> None:
+        """Write ready frames."""
+
+    def handed_out(self) -> None:
+        """Events were written: they may be due again earlier than anything else."""
 
     def wake(self) -> None:
         """Some feed is behind."""
@@ -44,86 +63,55 @@ class Follower(Protocol):
     def load(self, conversation_id: str) -> None:
         """Send the `conversation` frame (again), and follow the conversation from then on if it is new."""
 
-    def hold_receipt(self, conversation_id: str, user_id: str, frame: bytes) -> None:
-        """A receipt for a conversation whose `conversation` frame is not out yet."""
-
-
-class Room:
-    """A conversation with local sessions.
-
-    ``head``: the highest seq that Kafka or a read for a session has told of; 0: none yet. ``committed``: the highest
-    that a client was told of by `sent` or a page, maybe before Kafka brought it.
-    """
-
-    __slots__ = ("committed", "feeds", "head")
-
-    def __init__(self) -> None:
-        self.head = 0
-        self.committed = 0
-        self.feeds: dict[Follower, Feed] = {}
-
-    def know(self, head: int) -> int:
-        """Raise the known head; returns it."""
-        self.head = max(self.head, head)
-        return self.head
-
-    @property
-    def ackable(self) -> int:
-        """The highest seq that a device may hold."""
-        return max(self.head, self.committed)
-
-    def seen(self, told: int, head: int) -> int:
-        """A read that began when the known head was ``told`` has seen ``head``; returns the known head.
-
-        What Kafka tells of is committed before. So a head that a later read of the primary does not see was never
-        there, and nobody must wait for it.
-        """
-        if head < told == self.head:
-            self.head = head
-        return self.know(head)
-
-
-class _Changing(msgspec.Struct, frozen=True):
-    sender_id: str
-    body: dict[str, msgspec.Raw]
-
-    def text(self, name: str) -> str | None:
-        """A string member of the body. A client may have put anything else into it: then None."""
-        try:
-            return _TEXT.decode(self.body.get(name, _NULL))
-        except msgspec.MsgspecError:
-            return None
-
-    def created_with(self) -> list[str]:
-        """The members that a conversation was created with."""
-        return [*_NAMES.decode(self.body.get("members", _NONE)), self.sender_id]
-
-
-class _Targeting(msgspec.Struct, frozen=True):
-    target_seq: int
+    def receipt(self, feed: Feed, user_id: str, value: bytes) -> None:
+        """Tell of a user's marks, once the `conversation` frame is out."""
 
 
 class _Receipt(msgspec.Struct, frozen=True):
-    conversation_id: str
     user_id: str
     read_version: int
     device_id: str | None = None
 
 
-_NULL, _NONE = msgspec.Raw(b"null"), msgspec.Raw(b"[]")
-_TEXT = msgspec.json.Decoder(str | None)
-_NAMES = msgspec.json.Decoder(list[str])
-_CHANGING = msgspec.json.Decoder(_Changing)
-_TARGETING = msgspec.json.Decoder(_Targeting)
 _RECEIPT = msgspec.json.Decoder(_Receipt)
 
 
 class Fanout:
-    """All local sessions, by user and by conversation."""
+    """All local sessions, by user and by conversation.
 
-    def __init__(self) -> None:
+    ``queued`` is called when `turn` has something to do. ``ring``, ``ring_bytes``: most events, and about how many
+    bytes, that a room's ring holds; ``rings_bytes``: that all rings hold. ``linger_s``: how long a room is kept after
+    its last session, ready for those who come back, but never more than ``most_idle``.
+    ``clock`` gives seconds, as `time.monotonic` does. ``gap`` is told of a hole in what Kafka brought: conversation, first and last missing seq.
+    """
+
+    def __init__(
+        self,
+        *,
+        ring: int = 256,
+        ring_bytes: int = 1024 * 1024,
+        rings_bytes: int = 64 * 1024 * 1024,
+        linger_s: float = 120.0,
+        most_idle: int = 10_000,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
         self.rooms: dict[str, Room] = {}
         self.users: dict[str, set[Follower]] = {}
+        self.queued: Callable[[], None] = lambda: None
+        self.gap: Callable[[str, int, int], None] = lambda *_: None
+        self._ring = ring
+        self._ring_bytes = ring_bytes
+        self._rings_bytes = rings_bytes
+        self._linger_s = linger_s
+        self._most_idle = most_idle
+        self._bytes = 0
+        self._filled: OrderedDict[Room, None] = OrderedDict()
+        self._idle: OrderedDict[Room, float] = OrderedDict()
+        self._queue: deque[Room] = deque()
+        self._rounds: dict[Room, tuple[list[Feed], int]] = {}
+
+    # Who follows what.
 
     def register(self, follower: Follower) -> None:
         """Before its conversations are listed: from now on an event that adds the user to one is not missed."""
@@ -131,18 +119,28 @@ class Fanout:
 
     def enter(self, follower: Follower, conversation_id: str) -> Feed:
         """Before anything of the conversation is read: from now on its known head rises with every event."""
-        feed = follower.session.join(conversation_id)
-        self.rooms.setdefault(conversation_id, Room()).feeds[follower] = feed
+        room = self.rooms.get(conversation_id)
+        if room is None:
+            room = self.rooms[conversation_id] = Room(conversation_id)
+        self._idle.pop(room, None)
+        feed = follower.session.join(room, follower)
+        room.feeds[follower] = feed
+        room.order = None
         return feed
 
     def leave(self, follower: Follower, conversation_id: str) -> None:
         """Stop following one conversation."""
         follower.session.drop(conversation_id)
         room = self.rooms.get(conversation_id)
-        if room is not None:
-            room.feeds.pop(follower, None)
+        feed = None if room is None else room.feeds.pop(follower, None)
+        if room is not None and feed is not None:
+            room.order = None
+            if room.watchers is not None:
+                room.watchers.pop(feed, None)
             if not room.feeds:
-                del self.rooms[conversation_id]
+                self._idle[room] = self.clock()
+                if len(self._idle) > self._most_idle:
+                    self._close(next(iter(self._idle)))
 
     def unregister(self, follower: Follower) -> None:
         """The session has ended."""
@@ -153,21 +151,64 @@ class Fanout:
         if not followers:
             self.users.pop(follower.user_id, None)
 
-    def heads(self, heads: Mapping[str, int]) -> None:
-        """The heads of conversations as they are in the store: who is below reads."""
+    def tidy(self, now: float) -> None:
+        """Close rooms that nobody came back to. ``now``: as `time.monotonic` tells."""
+        while self._idle:
+            room, since = next(iter(self._idle.items()))
+            if now - since < self._linger_s:
+                return
+            self._close(room)
+
+    def forget(self) -> None:
+        """Drop everything that was read or heard of: the store is not the one that it was."""
+        for room in list(self._idle):
+            self._close(room)
+        for room in self.rooms.values():
+            room.forget()
+            room.head = room.top = room.told = room.committed = 0
+        self._filled.clear()
+        self._bytes = 0
+
+    def _close(self, room: Room) -> None:
+        self._idle.pop(room, None)
+        self._empty(room)
+        del self.rooms[room.conversation_id]
+
+    def _empty(self, room: Room) -> None:
+        if room in self._filled:
+            del self._filled[room]
+            self._bytes -= room.size
+        room.forget()
+
+    @property
+    def ring_bytes(self) -> int:
+        """What all rings hold, about."""
+        return self._bytes
+
+    # What is known from elsewhere.
+
+    def heads(self, heads: Mapping[str, int]) -> int:
+        """The heads of conversations as they are in the store: who is below reads. Returns how many sessions."""
+        found = 0
         for conversation_id, head in heads.items():
             room = self.rooms.get(conversation_id)
             if room is None:
                 continue
             room.know(head)
-            for follower, feed in room.feeds.items():
-                if feed.position < head:
-                    follower.session.fall_behind(feed)
-                    follower.wake()
+            for feed in list(room.feeds.values()):
+                if feed.position >= head or feed.behind or (feed.held and not feed.asleep):
+                    continue
+                found += 1
+                if feed.asleep:
+                    feed.owner.load(conversation_id)
+                else:
+                    feed.owner.session.fall_behind(feed)
+                    feed.owner.wake()
+        return found
 
     def belongs(self, user_id: str, conversation_id: str) -> None:
         """The user is or was a member: its sessions follow the conversation if they do not yet."""
-        for follower in self.users.get(user_id, ()):
+        for follower in list(self.users.get(user_id, ())):
             if conversation_id not in follower.session.feeds:
                 self.enter(follower, conversation_id)
                 follower.load(conversation_id)
@@ -176,97 +217,168 @@ class Fanout:
         """The user was told that the conversation has reached this seq: from now on it may be acked and marked."""
         self.belongs(user_id, conversation_id)
         room = self.rooms.get(conversation_id)
-        if room is not None:
-            room.committed = max(room.committed, seq)
+        if room is not None and seq > room.committed:
+            room.committed = seq
+
+    def seen(self, room: Room, told: int, head: int, entries: list[Entry]) -> None:
+        """A read that began when the known head was ``told`` saw ``head`` and, in a row, ``entries``."""
+        size = room.size
+        room.seen(told, head)
+        rose = bool(entries) and room.fill(entries, head)
+        self._kept(room, size)
+        if rose:
+            self._visit(room)
+
+    # What Kafka brings.
 
     def wants(self, conversation_id: str, type_: str) -> bool:
         """Whether a record has to be looked at: a look-up, before any JSON is touched."""
-        if conversation_id in self.rooms or type_ in (MEMBER, CONVERSATION):
+        if conversation_id in self.rooms or type_ in ALWAYS:
             return True
         DROPPED_RECORDS.inc()
         return False
 
-    def event(self, conversation_id: str, seq: int, type_: str, value: bytes, stamped_s: float) -> None:
-        """An event came from Kafka; ``stamped_s``: when, in seconds since the epoch.
+    def event(
+        self, conversation_id: str, seq: int, type_: str, value: bytes, stamped: float = 0.0, committed: float = 0.0
+    ) -> None:
+        """An event came; ``stamped``, ``committed``: when to Kafka and to Postgres, in seconds since the epoch.
 
         Raises `msgspec.MsgspecError` if it has to be looked into and cannot be read.
         """
-        change = _CHANGING.decode(value) if type_ in (MEMBER, CONVERSATION) else None
-        target = _TARGETING.decode(value).target_seq if type_ == EDIT else 0
-        if change is not None:
-            self._bring_in(conversation_id, change)
+        made = entry(seq, type_.removeprefix(EVENT_TYPE), value, stamped, committed)
+        if made.change is not None:
+            self._bring_in(conversation_id, made.change)
         room = self.rooms.get(conversation_id)
         if room is None:
             return
-        if seq > room.head + 1 and room.head:
+        head, size = room.head, room.size
+        came = room.came(made)
+        if came is Came.OLD:
+            return
+        if came is Came.GAP and head and seq > head + 1:
             CURSOR_BREAKS.labels("gap").inc()
-        room.know(seq)
-        now = time.monotonic()
-        pushed = 0
-        for follower, feed in room.feeds.items():
-            if change is not None and not feed.loading and seq > feed.as_of:
-                self._apply(follower, feed, seq, change, type_)
-            if target and seq > feed.position and feed.may_see(seq) and not feed.may_see(target):
-                follower.session.fall_behind(feed)  # its edit comes without a body: present_frame knows how
-                follower.wake()
-                continue
-            offer = follower.session.offer(feed, seq, now, congested=follower.congested)
-            if offer is Offer.PUSH:
-                follower.write(value)
-                pushed += 1
-            elif offer is Offer.READ:
-                follower.wake()
-        if pushed:
-            PUSHES.inc(pushed)
-            PUSH_SECONDS.observe(max(0.0, time.time() - stamped_s))
+            self.gap(conversation_id, head + 1, seq - 1)
+        self._kept(room, size)
+        self._visit(room)
+
+    def _kept(self, room: Room, size: int) -> None:
+        room.shorten(self._ring, self._ring_bytes)
+        self._bytes += room.size - size
+        if room.size:
+            self._filled[room] = None
+            self._filled.move_to_end(room)
+            while self._bytes > self._rings_bytes and len(self._filled) > 1:
+                self._empty(next(iter(self._filled)))
+        else:
+            self._filled.pop(room, None)
+
+    def _visit(self, room: Room) -> None:
+        if room.feeds and not room.queued:
+            room.queued = True
+            self._queue.append(room)
+            self.queued()
 
     def receipt(self, conversation_id: str, value: bytes) -> None:
-        """A receipt came from Kafka: for all sessions of its user, and in a direct chat for the peer's.
+        """A receipt came: for all sessions of its user, and in a direct chat, or for who watches, the others'.
 
         One with a ``device_id`` answers a refused mark and is for that device alone. Raises `msgspec.MsgspecError`.
         """
         room = self.rooms.get(conversation_id)
-        if room is None:
+        if room is None or not room.feeds:
             return
         receipt = _RECEIPT.decode(value)
+        frame = ready(value)
         for follower in self.users.get(receipt.user_id, ()):
             feed = room.feeds.get(follower)
             if feed is not None and receipt.device_id in (None, follower.device_id):
                 feed.read_version = max(feed.read_version, receipt.read_version)
-                self._tell(follower, feed, receipt.user_id, value)
-        if receipt.device_id is None:
-            for follower, feed in room.feeds.items():
-                if follower.user_id == receipt.user_id:
-                    continue
-                if not (feed.direct or feed.loading):
-                    break  # a group: other members' receipts are told to nobody
-                self._tell(follower, feed, receipt.user_id, value)
+                follower.receipt(feed, receipt.user_id, frame)
+        if receipt.device_id is not None:
+            return
+        for feed in list(room.watchers or ()) if room.direct is False else room.listed():
+            if feed.owner.user_id != receipt.user_id:
+                feed.owner.receipt(feed, receipt.user_id, frame)
 
-    def _tell(self, follower: Follower, feed: Feed, user_id: str, value: bytes) -> None:
-        if feed.loading:
-            follower.hold_receipt(feed.conversation_id, user_id, value)
+    def _bring_in(self, conversation_id: str, change: Change) -> None:
+        for user_id in change.added:
+            self.belongs(user_id, conversation_id)
+
+    # Handing out.
+
+    def turn(self, until: float) -> bool:
+        """Visit feeds of queued rooms until the clock shows ``until``; whether there is more to do."""
+        pushed = 0
+        now = self.clock()
+        while self._queue:
+            room = self._queue.popleft()
+            pushed += self._portion(room, now)
+            now = self.clock()
+            if now >= until:
+                break
+        if pushed:
+            PUSHES.inc(pushed)
+        return bool(self._queue)
+
+    def _portion(self, room: Room, now: float) -> int:
+        feeds, at = self._rounds.pop(room, (room.listed(), 0))
+        if at == 0:
+            self._observe(room)
+        pushed = 0
+        end = min(len(feeds), at + _PORTION)
+        while at < end:
+            feed = feeds[at]
+            at += 1
+            if feed.position < room.top:
+                if feed.asleep:
+                    feed.owner.load(room.conversation_id)
+                elif not (feed.behind or feed.loading or feed.halted):
+                    pushed += self.hand_out(feed, now)
+        if at < len(feeds):
+            self._rounds[room] = feeds, at
+            self._queue.append(room)
+        elif room.told < room.top:
+            self._queue.append(room)
         else:
-            follower.write(value)
+            room.queued = False
+        return pushed
 
-    def _bring_in(self, conversation_id: str, change: _Changing) -> None:
-        action = change.text("action")
-        if action == "create":
-            for user_id in change.created_with():
-                self.belongs(user_id, conversation_id)
-        elif action == "add":
-            self.belongs(change.text("user_id") or "", conversation_id)
+    def _observe(self, room: Room) -> None:
+        run = room.run(room.told)
+        room.told = room.top
+        if run is not None:
+            wall = time.time()
+            for one in run.entries:
+                if one.stamped:
+                    PUSH_SECONDS.observe(max(0.0, wall - one.stamped))
+                if one.committed:
+                    PUSH_COMMIT_SECONDS.observe(max(0.0, wall - one.committed))
 
-    def _apply(self, follower: Follower, feed: Feed, seq: int, change: _Changing, type_: str) -> None:
-        if type_ == CONVERSATION:
-            if feed.may_see(seq):
-                follower.load(feed.conversation_id)  # the title and the like
-            return
-        action = change.text("action")
-        subject = change.sender_id if action == "leave" else change.text("user_id")
-        if action is None or subject != follower.user_id:
-            return
-        before = feed.visible
-        feed.changed_by(seq, action, change.text("role"))
-        if feed.visible - before:
-            follower.session.reload(feed)
-        follower.load(feed.conversation_id)
+    def hand_out(self, feed: Feed, now: float, *, fresh: bool = False) -> int:
+        """Write to the session what of the ring follows the feed's position; how many events.
+
+        ``fresh``: only what a read would find now, for a feed that is behind. A feed that cannot be brought to the
+        ring's end here is behind afterwards.
+        """
+        follower = feed.owner
+        session: Session = follower.session
+        room = feed.room
+        pushed = 0
+        while feed.position < room.top and not feed.held:
+            run = room.fresh_run(feed.position) if fresh else room.run(feed.position)
+            if run is None or follower.congested:
+                session.fall_behind(feed)
+                break
+            taken = session.take(feed, run, now)
+            pushed += taken.events
+            if taken.frames:
+                follower.write(taken.frames)
+            if taken.load:
+                follower.load(room.conversation_id)
+            if feed.position < run.last:
+                break
+        if feed.behind and not fresh:
+            WINDOW_STALLS.inc()
+            follower.wake()
+        if pushed:
+            follower.handed_out()
+        return pushed

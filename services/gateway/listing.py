@@ -1,28 +1,39 @@
-"""A user's conversations as one device sees them: what a `conversation` frame says."""
+"""Users' conversations as their devices see them: what `conversation` frames say, for many sessions at once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from shared.postgres import from_multirange, unavailable_if_away
+from services.gateway.since import Since
+from shared.errors import UnavailableError
+from shared.postgres import unavailable_if_away
 from shared.ranges import OPEN, RangeSet
 from shared.statements import statements
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from shared.postgres import Pool, Record
 
 _SQL = statements(__file__)
-_CONVERSATIONS_OF = _SQL["conversations_of"]
+_CONVERSATIONS_OF = _SQL["conversations_of_users"]
+_CHANGED = _SQL["changed_since"]
 _LIST = _SQL["list_conversations"]
+_INCARNATION = _SQL["incarnation"]
+
+LIST_AT_ONCE = 2_000
+"""Rows of one listing query."""
+
+_USERS_AT_ONCE = 500
+_ENCODE = msgspec.json.Encoder().encode
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
+class Marks(msgspec.Struct, frozen=True, gc=False):
     """A user's receipt marks in a conversation."""
 
     user_id: str
@@ -31,24 +42,31 @@ class Marks:
     read_version: int
 
     def frame(self, conversation_id: str) -> bytes:
-        """The `receipt` frame."""
-        return msgspec.json.encode(
-            {
-                "t": "receipt",
-                "conversation_id": conversation_id,
-                "user_id": self.user_id,
-                "delivered_seq": self.delivered_seq,
-                "read_seq": self.read_seq,
-                "read_version": self.read_version,
-            }
-        )
+        """The `receipt` frame. Ids hold nothing that JSON escapes."""
+        return (
+            f'{{"t":"receipt","conversation_id":"{conversation_id}","user_id":"{self.user_id}",'
+            f'"delivered_seq":{self.delivered_seq},"read_seq":{self.read_seq},"read_version":{self.read_version}}}'
+        ).encode()
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Wanted(NamedTuple):
+    """A conversation to list for a device. ``seq``, ``event_id``: what the device holds and which event it has there.
+
+    All ids are UUIDs or names; the event's id is looked at only with a seq above 0.
+    """
+
+    user_id: str
+    device_id: str
+    conversation_id: str
+    seq: int | None = None
+    event_id: str | None = None
+
+
+class Listed(msgspec.Struct, frozen=True):
     """One conversation in one snapshot. ``as_of`` is its head for everybody, ``head`` what this user sees of it.
 
     ``record``: the device's cursor as its acks tell it. ``peer``: the other one's marks in a direct chat.
+    ``updated_at``: when the head's event was made. ``mismatch``: the device named an event that is not at that seq.
     """
 
     conversation_id: str
@@ -64,6 +82,7 @@ class Listed:
     unread: int
     updated_at: str | None
     peer: Marks | None
+    mismatch: bool = False
 
     @property
     def member(self) -> bool:
@@ -75,47 +94,101 @@ class Listed:
         """One below the first visible seq."""
         return (self.visible.lowest or 1) - 1
 
-    def frame(self, cursor: int) -> bytes:
-        """The `conversation` frame."""
-        return msgspec.json.encode(
-            {
-                "t": "conversation",
-                "conversation_id": self.conversation_id,
-                "kind": self.kind,
-                "title": self.title,
-                "role": self.role,
-                "head": self.head,
-                "visible": [[low, None if high == OPEN else high] for low, high in self.visible],
-                "cursor": cursor,
-                "delivered_seq": self.mine.delivered_seq,
-                "read_seq": self.mine.read_seq,
-                "read_version": self.mine.read_version,
-                "unread": self.unread,
-                "updated_at": self.updated_at,
-            }
-        )
+    def frame(self, cursor: int, *, reset: bool = False) -> bytes:
+        """The `conversation` frame. Written by hand: only the title can hold what JSON escapes."""
+        title = "null" if self.title is None else _ENCODE(self.title).decode()
+        updated_at = "null" if self.updated_at is None else f'"{self.updated_at}"'
+        mine = self.mine
+        return (
+            f'{{"t":"conversation","conversation_id":"{self.conversation_id}","kind":"{self.kind}","title":{title},'
+            f'"role":"{self.role}","head":{self.head},"visible":{_pairs(self.visible)},"cursor":{cursor},'
+            f'"delivered_seq":{mine.delivered_seq},"read_seq":{mine.read_seq},"read_version":{mine.read_version},'
+            f'"unread":{self.unread},"updated_at":{updated_at}{_RESET if reset else ""}}}'
+        ).encode()
 
     def peer_frame(self) -> bytes | None:
         """The peer's `receipt` frame that follows a direct chat, if there is one."""
         return None if self.peer is None else self.peer.frame(self.conversation_id)
 
 
-async def conversations_of(pool: Pool, user_id: str) -> list[str]:
-    """The ids of every conversation that the user is or was a member of. Raises `UnavailableError`."""
+class Listing(NamedTuple):
+    """``rows``: one per element that was wanted, in its order; None where the user was never a member.
+
+    ``since``: the oldest of the snapshots that it was read in; None if nothing was wanted.
+    """
+
+    since: Since | None
+    rows: list[Listed | None]
+
+
+class Belongings(NamedTuple):
+    """Conversations of a user in one snapshot, in parallel: their ids, heads, and whether each one changed."""
+
+    ids: list[str]
+    heads: list[int]
+    changed: list[bool]
+
+
+class Changes(NamedTuple):
+    """``since``: the snapshot, to be told to clients as `since`. ``users``: one per user, as they were asked for."""
+
+    since: Since
+    users: list[Belongings]
+
+
+async def conversations_of_users(pool: Pool, users: Collection[str]) -> dict[str, list[str]]:
+    """By user the ids of every conversation that they are or were a member of. Raises `UnavailableError`.
+
+    Not for `hello`: what `listed` says as `since` must come from the snapshot that the user's conversations were found
+    in (`changed_since`). One that came later would hide from the next `hello` what was added in between.
+    """
+    found: dict[str, list[str]] = {user_id: [] for user_id in users}
     with unavailable_if_away():
-        return [row["conversation_id"] for row in await pool.fetch(_CONVERSATIONS_OF, user_id)]
+        for some in _parts(list(found), _USERS_AT_ONCE):
+            for row in await pool.fetch(_CONVERSATIONS_OF, some):
+                found[row["user_id"]] = row["ids"].split(",")
+    return found
 
 
-async def list_conversations(pool: Pool, user_id: str, device_id: str, ids: Sequence[str]) -> list[Listed]:
-    """These conversations as the device sees them, those with unread events first, newest first.
+async def changed_since(pool: Pool, asked: Sequence[tuple[str, int | None]]) -> Changes:
+    """Of each user all conversations, and which of them changed from that transaction on (None: all of them).
 
-    One that the user was never a member of is left out. Raises `UnavailableError`.
+    Changed: the conversation, the user's own membership or marks, or a direct peer's marks. At least one user; the same
+    one may be asked for several times. One statement, so one snapshot. Raises `UnavailableError`.
     """
     with unavailable_if_away():
-        rows = await pool.fetch(_LIST, user_id, device_id, ids)
-    found = [_listed(row, user_id) for row in rows]
-    found.sort(key=newest_first, reverse=True)
-    return found
+        rows = await pool.fetch(
+            _CHANGED,
+            [user_id for user_id, _ in asked],
+            _array(since for _, since in asked),
+        )
+    return Changes(_since(rows[0]), [_belongings(row) for row in rows])
+
+
+async def store_incarnation(pool: Pool) -> str:
+    """Which life of which store this is. Raises `UnavailableError`, also where the server is a standby."""
+    with unavailable_if_away():
+        incarnation: str | None = await pool.fetchval(_INCARNATION)
+    return _primary(incarnation)
+
+
+async def list_conversations(pool: Pool, wanted: Sequence[Wanted]) -> Listing:
+    """These conversations as the devices see them, `LIST_AT_ONCE` to a query and so to a snapshot.
+
+    Raises `UnavailableError`, also if the store became another one between two queries.
+    """
+    rows: list[Listed | None] = []
+    since: Since | None = None
+    for some in _parts(wanted, LIST_AT_ONCE):
+        users, devices, ids, seqs, event_ids = zip(*some, strict=True)
+        with unavailable_if_away():
+            found = await pool.fetch(_LIST, users, devices, _array(ids), _array(seqs), _array(event_ids))
+        now = _since(found[0])
+        if since is not None and now.incarnation != since.incarnation:
+            raise UnavailableError("the store was replaced", retry_after_ms=1000)
+        since = now if since is None else min(since, now)
+        rows += map(_listed, some, found)
+    return Listing(since, rows)
 
 
 def newest_first(listed: Listed) -> tuple[bool, str]:
@@ -123,22 +196,71 @@ def newest_first(listed: Listed) -> tuple[bool, str]:
     return listed.unread > 0, listed.updated_at or ""
 
 
-def _listed(row: Record, user_id: str) -> Listed:
-    peer = None
-    if row["peer_id"] is not None:
-        peer = Marks(row["peer_id"], row["peer_delivered_seq"], row["peer_read_seq"], row["peer_read_version"])
+_RESET = ',"reset":true'
+
+
+def _listed(wanted: Wanted, row: Record) -> Listed | None:
+    (
+        _, _, kind, title, keeps_history, as_of, role, visible, head, record, delivered_seq, read_seq, read_version,
+        unread, updated_at, mismatch, peer_id, peer_delivered_seq, peer_read_seq, peer_read_version,
+    ) = row  # fmt: skip
+    if kind is None:
+        return None
+    user_id = wanted.user_id
     return Listed(
-        conversation_id=row["conversation_id"],
-        kind=row["kind"],
-        title=row["title"],
-        keeps_history=row["history"] == "all",
-        as_of=row["last_seq"],
-        role=row["role"],
-        visible=from_multirange(row["visible"]),
-        head=row["head"],
-        record=row["record"],
-        mine=Marks(user_id, row["delivered_seq"], row["read_seq"], row["read_version"]),
-        unread=row["unread"],
-        updated_at=row["updated_at"],
-        peer=peer,
+        wanted.conversation_id,
+        kind,
+        title,
+        keeps_history,
+        as_of,
+        role,
+        _visible(visible),
+        head,
+        record,
+        Marks(user_id, 0, 0, 0) if read_seq is None else Marks(user_id, delivered_seq, read_seq, read_version),
+        unread,
+        updated_at,
+        None if peer_id is None else Marks(peer_id, peer_delivered_seq, peer_read_seq, peer_read_version),
+        mismatch,
     )
+
+
+def _belongings(row: Record) -> Belongings:
+    ids: str | None = row["ids"]
+    if ids is None:
+        return Belongings([], [], [])
+    return Belongings(ids.split(","), list(map(int, row["heads"].split(","))), [flag == "1" for flag in row["changed"]])
+
+
+def _since(row: Record) -> Since:
+    return Since(_primary(row["incarnation"]), int(row["xmin"]))
+
+
+def _primary(incarnation: str | None) -> str:
+    if incarnation is None:
+        raise UnavailableError("the store is a standby", retry_after_ms=1000)
+    return incarnation
+
+
+def _array(values: Iterable[object]) -> str:
+    """The text of an array of numbers or UUIDs, which costs far less than asyncpg's own encoding."""
+    return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
+
+
+@lru_cache(4_096)
+def _visible(text: str) -> RangeSet:
+    """The text of an ``int8multirange``. Most members see one open range, so that few texts are new."""
+    pairs = []
+    for part in text[2:-2].split("),["):
+        low, _, high = part.partition(",")
+        pairs.append((int(low), int(high) - 1 if high else OPEN))
+    return RangeSet(pairs)
+
+
+@lru_cache(4_096)
+def _pairs(visible: RangeSet) -> str:
+    return "[" + ",".join(f"[{low},{'null' if high == OPEN else high}]" for low, high in visible) + "]"
+
+
+def _parts(items: Sequence[T], size: int) -> Iterable[Sequence[T]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-SESSIONS = Gauge("waybill_sessions", "Open sessions.")
+SESSIONS = Gauge("waybill_sessions", "Sessions on this gateway, greeted or not.", multiprocess_mode="livesum")
+SESSIONS_BY_STATE = Gauge(
+    "waybill_sessions_by_state",
+    "opening: no `hello` yet; listing: conversations are being told; live: takes events as they come; behind: takes what "
+    "it missed; stalled: behind, and its window or buffer is full. Counted every few seconds.",
+    ["state"],
+    multiprocess_mode="livesum",
+)
 SESSIONS_ENDED = Counter("waybill_sessions_ended", "Sessions that ended, by close code.", ["code"])
 PUSHES = Counter("waybill_pushes", "Events written to a session for the first time: event × session.")
 RESENDS = Counter("waybill_resends", "Events written again because no ack came in time.")
@@ -15,17 +22,53 @@ CURSOR_BREAKS = Counter(
     "brought a seq above the next one; reset: another event stands at that seq.",
     ["kind"],
 )
-CATCH_UP_READS = Counter("waybill_catch_up_reads", "Reads from Postgres for sessions that are behind.")
+GAP_EVENTS = Counter("waybill_gap_events", "Seqs that were missing in what Kafka brought.")
+CATCH_UP_READS = Counter("waybill_catch_up_reads", "Reads of events from Postgres for sessions that are behind.")
+CATCH_UP_RING = Counter("waybill_catch_up_ring", "Times that a session that was behind was served from a ring.")
+CATCH_UP_WAITING = Gauge(
+    "waybill_catch_up_waiting", "Reads that are under way or wait for their turn.", multiprocess_mode="livesum"
+)
+BEHIND_SECONDS = Histogram(
+    "waybill_behind_seconds",
+    "How long a session that fell behind had been so when it was counted as live again, to a few seconds.",
+    buckets=(1, 2, 5, 10, 30, 60, 300),
+)
+WINDOW_STALLS = Counter(
+    "waybill_window_stalls", "Times that a live session fell behind: its window or its buffer was full, or it missed something."
+)
+RING_BYTES = Gauge("waybill_ring_bytes", "What the rings of recent events hold.", multiprocess_mode="livesum")
+ROOMS = Gauge("waybill_rooms", "Conversations with local sessions, or kept ready for those who come back.", multiprocess_mode="livesum")
+DROPPED = Counter(
+    "waybill_dropped", "Sessions that were given up, by reason. too_slow: more waited for it than is held.", ["reason"]
+)
+DRAINED = Counter("waybill_drained_sessions", "Sessions that were sent elsewhere because this gateway ends.")
+REPLACED = Counter("waybill_replaced_sessions", "Sessions that ended for a newer one of the same device.")
+REVOKED = Counter("waybill_revoked_sessions", "Sessions that ended because their token was revoked.")
+CLIENT_FRAMES = Counter("waybill_client_frames", "Frames from clients, by the rate that they count against.", ["kind"])
+RECORDS = Counter("waybill_records", "Records of events and receipts read from Kafka.")
+SOCKET_BYTES = Counter("waybill_socket_bytes", "Bytes of frames, by direction: in from clients, out to them.", ["direction"])
 IGNORED_ACKS = Counter("waybill_ignored_acks", "Seqs in acks that are above the head or not visible.")
 CLIENT_ERRORS = Counter("waybill_client_errors", "Error frames sent to clients, by code.", ["code"])
 DROPPED_RECORDS = Counter("waybill_dropped_records", "Kafka records whose conversation has no local session.")
-ACKS_WAITING = Gauge("waybill_acks_waiting", "Devices' acks and marks that Kafka has not confirmed yet.")
-SENDS_WAITING = Gauge("waybill_sends_waiting", "Sends that wait for ingest.")
+ACKS_WAITING = Gauge("waybill_acks_waiting", "Devices' acks and marks that Kafka has not confirmed yet.", multiprocess_mode="livesum")
+SENDS_WAITING = Gauge("waybill_sends_waiting", "Sends that wait for ingest.", multiprocess_mode="livesum")
 PUSH_SECONDS = Histogram(
     "waybill_push_seconds",
     "From the record's time in Kafka to the write to the first socket.",
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
 )
+PUSH_COMMIT_SECONDS = Histogram(
+    "waybill_push_commit_seconds",
+    "From an event's commit to the write to the first socket. It compares two machines' clocks.",
+    buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
+)
 
 for _kind in ("behind", "ahead_of_head", "ahead_of_record", "gap", "reset"):
     CURSOR_BREAKS.labels(_kind)
+for _state in ("opening", "listing", "live", "behind", "stalled"):
+    SESSIONS_BY_STATE.labels(_state)
+for _rate in ("frames", "sends", "pulls", "creates", "presence"):
+    CLIENT_FRAMES.labels(_rate)
+for _direction in ("in", "out"):
+    SOCKET_BYTES.labels(_direction)
+DROPPED.labels("too_slow")

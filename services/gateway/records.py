@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
+from services.gateway.events import EVENT_TYPE
 from shared.contracts.words import Count, Name, Seq  # noqa: TC001 - msgspec reads annotations
-from shared.kafka import header
-
 if TYPE_CHECKING:
     from shared.kafka import Consumed
 
 _KEY = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-_EVENT_TYPE, _RECEIPT_TYPE = "waybill.event.", "waybill.receipt."
+_RECEIPT_TYPE = "waybill.receipt."
 
 Id = Annotated[str, Meta(min_length=36, max_length=36)]
 
 
 class Envelope(NamedTuple):
-    """Whose record it is, without a look into its JSON. ``seq`` is 0 for a receipt."""
+    """Whose record it is, without a look into its JSON.
+
+    ``seq``: of a receipt its id in the outbox, 0 if it has none. ``committed``: seconds since the epoch, 0 if not told.
+    """
 
     conversation_id: str
     type: str
     seq: int
+    is_event: bool
+    committed: float
 
 
 class _Event(msgspec.Struct, frozen=True, tag_field="t", tag="event"):
@@ -55,15 +60,24 @@ def envelope(record: Consumed) -> Envelope:
     value = record.value or b""
     if not (value.startswith(b'{"t":"') and value.endswith(b"}")):
         raise ValueError("not a frame")
-    type_ = header(record.headers, "ce_type") or ""
+    headers = dict(record.headers)
+    type_ = (headers.get("ce_type") or b"").decode()
     if type_.startswith(_RECEIPT_TYPE):
-        return Envelope(key, type_, 0)
-    if not type_.startswith(_EVENT_TYPE):
+        seq = headers.get("seq") or b""
+        return Envelope(key, type_, int(seq) if seq.isdigit() else 0, is_event=False, committed=0.0)
+    if not type_.startswith(EVENT_TYPE):
         raise ValueError("ce_type is neither of an event nor of a receipt")
-    seq = int(header(record.headers, "seq") or "")
-    if seq < 1:
+    seq_ = int(headers.get("seq") or b"")
+    if seq_ < 1:
         raise ValueError("seq is below 1")
-    return Envelope(key, type_, seq)
+    return Envelope(key, type_, seq_, is_event=True, committed=_seconds(headers.get("ce_time")))
+
+
+def _seconds(time: bytes | None) -> float:
+    try:
+        return 0.0 if time is None else datetime.fromisoformat(time.decode()).timestamp()
+    except ValueError:
+        return 0.0
 
 
 def check(value: bytes, of: Envelope) -> None:
@@ -71,7 +85,7 @@ def check(value: bytes, of: Envelope) -> None:
 
     Raises `ValueError` or `msgspec.MsgspecError`.
     """
-    if of.seq:
+    if of.is_event:
         event = _EVENT.decode(value)
         if (event.conversation_id, event.seq) != (of.conversation_id, of.seq):
             raise ValueError("not the event that key and seq name")

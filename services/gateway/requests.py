@@ -1,19 +1,27 @@
-"""What a client asks of its session: each frame after `hello`."""
+"""What a client asks of its session: each frame after `hello`.
+
+What needs no wait is answered at once. What does runs as `Connection.do`: the client's next frames come after it.
+"""
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from services.gateway.acks import Device, Mark
 from services.gateway.close import Close
-from services.gateway.metrics import IGNORED_ACKS
+from services.gateway.metrics import CLIENT_FRAMES, IGNORED_ACKS
+from services.gateway.group_receipts import receipts_of
+from services.gateway.wire import ready
 from shared.clock import wire_time
 from shared.contracts import frames
 from shared.errors import (
     BadRequestError,
     InternalError,
     NotFoundError,
+    NotMemberError,
+    RateLimitedError,
     UnauthenticatedError,
     WaybillError,
 )
@@ -21,28 +29,28 @@ from shared.logging import logger
 from shared.timeline import page
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from services.gateway.answers import Outcome
     from services.gateway.connection import Connection
     from services.gateway.session import Feed
 
 
-async def handle(connection: Connection, text: str | bytes) -> None:
+def handle(connection: Connection, data: str | bytes) -> None:
     """Answer one frame. Raises `Close` where the protocol ends the session; every other fault is an `error` frame."""
-    limit = connection.parts.settings.gateway_frame_bytes
-    if len(text) > limit or (isinstance(text, str) and len(text) * 4 > limit and len(text.encode()) > limit):
-        raise Close(1009, f"a frame has at most {limit} bytes")
-    if isinstance(text, bytes):
+    if isinstance(data, bytes):
         connection.refuse(BadRequestError("a binary frame", field="t"))
         return
     try:
-        frame = frames.parse(text)
+        frame = frames.parse(data)
     except BadRequestError as error:
-        rid = None if error.field == "rid" else frames.rid_of(text)
+        _admit(connection, "frames")
+        rid = None if error.field == "rid" else frames.rid_of(data)
         connection.refuse(error, rid)
         return
     rid = getattr(frame, "rid", None)
     try:
-        await _answer(connection, frame)
+        _answer(connection, frame, rid)
     except WaybillError as error:
         connection.refuse(error, rid)
     except Close:
@@ -52,41 +60,76 @@ async def handle(connection: Connection, text: str | bytes) -> None:
         connection.refuse(InternalError("a fault of the server"), rid)
 
 
-async def _answer(connection: Connection, frame: frames.Known) -> None:
+def _answer(connection: Connection, frame: frames.Known, rid: str | None) -> None:
     match frame:
-        case frames.Send():
-            await connection.turn_to_send()
-            _send(connection, frame)
         case frames.Ack():
+            _admit(connection, "frames")
             _ack(connection, frame)
+        case frames.Send():
+            _admit(connection, "sends")
+            _send(connection, frame)
         case frames.Read() | frames.Unread():
+            _admit(connection, "frames")
             _mark(connection, frame)
         case frames.Pull():
-            await _pull(connection, frame)
+            _admit(connection, "pulls")
+            _later(connection, rid, _pull(connection, frame))
         case frames.Create():
-            created = await connection.parts.sends.create(connection.user_id, frame)
-            connection.parts.fanout.committed(connection.user_id, created.conversation_id, 1)
-            connection.say(
-                {
-                    "t": "created",
-                    "rid": frame.rid,
-                    "conversation_id": created.conversation_id,
-                    "existing": created.existing,
-                }
-            )
+            _admit(connection, "creates")
+            _later(connection, rid, _create(connection, frame))
+        case frames.Watch():
+            _admit(connection, "pulls" if frame.on else "frames")
+            _watch(connection, frame)
+        case frames.Typing():
+            _admit(connection, "frames")
+            _typing(connection, frame)
+        case frames.Presence():
+            _admit(connection, "presence")
+            connection.parts.social.watch(connection, frame.users)
         case frames.Token():
-            await _token(connection, frame)
+            _admit(connection, "frames")
+            _later(connection, rid, _token(connection, frame))
         case frames.Ping():
+            _admit(connection, "frames")
             now = wire_time(datetime.now(UTC))
-            rid = {} if frame.rid is None else {"rid": frame.rid}
-            connection.say({"t": "pong", **rid, "server_time": now})
+            connection.say({"t": "pong", **({} if frame.rid is None else {"rid": frame.rid}), "server_time": now})
         case frames.Hello():
             raise BadRequestError("hello was said already", field="t")
+
+
+def _admit(connection: Connection, kind: str) -> None:
+    """Count a frame against the session's and the user's rates. Raises `RateLimitedError`, and `Close` far over them."""
+    CLIENT_FRAMES.labels(kind).inc()
+    if connection.rates is None:
+        return
+    verdict = connection.rates.ask(kind, time.monotonic())
+    if verdict.far_over:
+        raise Close(4429, "far over the rate")
+    if verdict.retry_after_ms:
+        raise RateLimitedError(f"too many {kind}", retry_after_ms=verdict.retry_after_ms)
+
+
+def _later(connection: Connection, rid: str | None, work: Coroutine[None, None, None]) -> None:
+    connection.do(_answered(connection, rid, work))
+
+
+async def _answered(connection: Connection, rid: str | None, work: Coroutine[None, None, None]) -> None:
+    try:
+        await work
+    except WaybillError as error:
+        connection.refuse(error, rid)
+    except Close:
+        raise
+    except Exception:  # noqa: BLE001 - a fault in one frame ends neither the session nor the service
+        logger(__name__).exception("a frame was not handled", session_id=connection.session_id)
+        connection.refuse(InternalError("a fault of the server"), rid)
 
 
 def _send(connection: Connection, frame: frames.Send) -> None:
     def answer(outcome: Outcome) -> None:
         connection.answered()
+        if connection.ended:
+            return
         if isinstance(outcome, WaybillError):
             connection.refuse(outcome, frame.rid)
             return
@@ -110,7 +153,7 @@ def _send(connection: Connection, frame: frames.Send) -> None:
 
 
 def _feed(connection: Connection, conversation_id: str) -> Feed | None:
-    return connection.session.feeds.get(conversation_id.lower())
+    return connection.session.feeds.get(conversation_id) or connection.session.feeds.get(conversation_id.lower())
 
 
 def _ack(connection: Connection, frame: frames.Ack) -> None:
@@ -120,10 +163,10 @@ def _ack(connection: Connection, frame: frames.Ack) -> None:
         return
     ranges = [(low, high) for low, high in frame.ranges]
     if feed.fresh and feed.wait_for_frame(ranges):
+        if feed.asleep:
+            connection.load(feed.conversation_id)
         return
-    ignored = connection.ack(feed, ranges, connection.parts.fanout.rooms[feed.conversation_id].ackable)
-    if ignored:
-        IGNORED_ACKS.inc(ignored)
+    connection.ack(feed, ranges, feed.room.ackable)
 
 
 def _mark(connection: Connection, frame: frames.Read | frames.Unread) -> None:
@@ -136,6 +179,21 @@ def _mark(connection: Connection, frame: frames.Read | frames.Unread) -> None:
     connection.parts.acks.mark(Mark(device, kind, frame.seq, version))
 
 
+async def _create(connection: Connection, frame: frames.Create) -> None:
+    created = await connection.parts.sends.create(connection.user_id, frame)
+    if connection.ended:
+        return
+    connection.parts.fanout.committed(connection.user_id, created.conversation_id, 1)
+    connection.say(
+        {
+            "t": "created",
+            "rid": frame.rid,
+            "conversation_id": created.conversation_id,
+            "existing": created.existing,
+        }
+    )
+
+
 async def _pull(connection: Connection, frame: frames.Pull) -> None:
     found = await page(
         connection.parts.pool,
@@ -145,8 +203,39 @@ async def _pull(connection: Connection, frame: frames.Pull) -> None:
         before=frame.before,
         limit=frame.limit,
     )
-    connection.parts.fanout.committed(connection.user_id, found.conversation_id, found.head)
-    connection.write(found.encode(t="page", rid=frame.rid))
+    if not connection.ended:
+        connection.parts.fanout.committed(connection.user_id, found.conversation_id, found.head)
+        connection.write(ready(found.encode(t="page", rid=frame.rid)))
+
+
+def _watch(connection: Connection, frame: frames.Watch) -> None:
+    feed = _feed(connection, frame.conversation_id)
+    if feed is None:
+        raise NotFoundError("no such conversation", field="conversation_id")
+    room = feed.room
+    feed.watching = frame.on
+    if room.watchers is None:
+        room.watchers = {}
+    if frame.on:
+        room.watchers[feed] = None
+        _later(connection, None, _tell_receipts(connection, feed))
+    else:
+        room.watchers.pop(feed, None)
+
+
+async def _tell_receipts(connection: Connection, feed: Feed) -> None:
+    found = await receipts_of(connection.parts.pool, feed.conversation_id, connection.user_id)
+    if not connection.ended:
+        connection.write(b"".join([ready(marks.frame(feed.conversation_id)) for marks in found]))
+
+
+def _typing(connection: Connection, frame: frames.Typing) -> None:
+    feed = _feed(connection, frame.conversation_id)
+    if feed is None:
+        raise NotFoundError("no such conversation", field="conversation_id")
+    if not (feed.member or feed.fresh):
+        raise NotMemberError("no longer a member", field="conversation_id")
+    connection.parts.social.typed(connection, feed.conversation_id)
 
 
 async def _token(connection: Connection, frame: frames.Token) -> None:
@@ -157,4 +246,6 @@ async def _token(connection: Connection, frame: frames.Token) -> None:
     same = (claims.subject, claims.scope) == (connection.user_id, "user")
     if not same or claims.device not in (None, connection.device_id):
         raise Close(4401, "the token is not of this user and device")
+    if connection.parts.social.revoked(claims, connection.device_id):
+        raise Close(4401, "the token was revoked")
     connection.renew(claims)

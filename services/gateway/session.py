@@ -1,80 +1,127 @@
 """What a session has been given and has acknowledged. Pure: no socket, no store, no clock of its own.
 
-A session follows each of its conversations with a `Feed`. A feed is *live* while its position is the conversation's
-known head: then an event that comes from Kafka goes straight to the socket. Otherwise it is *behind*: the shell reads
-from Postgres above the position, as far as the window allows. Live push is only the fast case of catch-up, so nothing
-that is missed here is lost.
+A session follows each of its conversations with a `Feed`. A feed is *live* while it takes every event as it comes from
+Kafka. Else it is *behind*: it takes what it misses from the room's ring or from Postgres, as far as the window allows.
+Live push is only the fast case of catch-up, so nothing that is missed here is lost.
+
+Every seq of a timeline passes a feed in order, `member` events included. So what its user may see is known at each seq
+from the events themselves, whoever read them.
 
 Times are seconds of a monotonic clock, given by the caller.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shared.ranges import EMPTY, OPEN, RangeSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from services.gateway.events import Entry
+    from services.gateway.fanout import Follower
+    from services.gateway.room import Room, Run
+    from shared.ranges import Pair
+
+NEVER = OPEN
+"""``open_from`` of who is no member."""
 
 _MOST_EARLY = 1_000
 """Most ranges of acks that wait for the `conversation` frame."""
 
-
-class Offer(Enum):
-    """What to do with an event that came from Kafka."""
-
-    DROP = "drop"
-    """Handed out before, or not visible: nothing to do."""
-
-    PUSH = "push"
-    """Write it to the socket now; `Session.pushed` has been noted."""
-
-    READ = "read"
-    """It cannot be pushed in order: the feed is behind and has to be read."""
+_SPAN = 0.05
+"""What was sent within this share of the resend time is sent again together."""
 
 
-@dataclass(slots=True)
 class Sent:
-    """An event on its way. ``due``: when it is sent again; ``tries``: how often it was sent again."""
+    """Seqs ``first`` to ``last``, written together. ``due``: when they are sent again; ``tries``: how often they were."""
 
-    due: float
-    tries: int = 0
+    __slots__ = ("due", "first", "last", "since", "tries")
+
+    def __init__(self, first: int, last: int, since: float, due: float) -> None:
+        self.first = first
+        self.last = last
+        self.since = since
+        self.due = due
+        self.tries = 0
 
 
-@dataclass(slots=True, eq=False)
 class Feed:
     """One conversation in one session.
 
     ``position``: everything visible up to it was handed to the socket. ``as_of``: the seq up to which ``visible`` and
-    ``role`` are known. ``acked``: what the device says it stores. ``loading``: its `conversation` frame has to go out
-    before any event; ``fresh``: none went out yet. ``early``: acks that came before it, of what a page or `sent` told.
+    ``role`` are known. ``open_from``: where the last range of ``visible`` begins if it has no end, else `NEVER`.
+    ``start``, ``low``: the device acked everything visible in (start, low] in this session; ``gaps``: what else it
+    acked; ``record``: what the server knew of before. ``loading``: its `conversation` frame has to go out before any
+    event; ``fresh``: none went out yet; ``asleep``: it goes out before the first event that comes; ``halted``: no event goes out at all, the client has to begin anew.
+    ``early``: acks that came before the frame, of what a page or `sent` told. ``own``: only a read for this user can
+    tell what comes next.
     """
 
-    conversation_id: str
-    loading: bool = True
-    fresh: bool = True
-    reading: bool = False
-    direct: bool = False
-    keeps_history: bool = False
-    role: str = "member"
-    title: str | None = None
-    visible: RangeSet = EMPTY
-    as_of: int = 0
-    position: int = 0
-    read_version: int = 0
-    acked: RangeSet = EMPTY
-    early: RangeSet = EMPTY
-    unacked: dict[int, Sent] = field(default_factory=dict)
+    __slots__ = (
+        "as_of",
+        "asleep",
+        "behind",
+        "direct",
+        "early",
+        "fresh",
+        "gaps",
+        "halted",
+        "in_flight",
+        "keeps_history",
+        "loading",
+        "low",
+        "open_from",
+        "own",
+        "owner",
+        "position",
+        "read_version",
+        "record",
+        "role",
+        "room",
+        "sent",
+        "start",
+        "visible",
+        "watching",
+    )
+
+    def __init__(self, room: Room, owner: Follower) -> None:
+        self.room = room
+        self.owner = owner
+        self.loading = self.fresh = True
+        self.halted = self.behind = self.own = self.asleep = False
+        self.direct = self.keeps_history = self.watching = False
+        self.role = "member"
+        self.visible = EMPTY
+        self.open_from = NEVER
+        self.as_of = 0
+        self.position = self.start = self.low = 0
+        self.read_version = 0
+        self.gaps = self.record = self.early = EMPTY
+        self.in_flight = 0
+        self.sent: list[Sent] | None = None
+
+    @property
+    def conversation_id(self) -> str:
+        """Of the room."""
+        return self.room.conversation_id
+
+    @property
+    def member(self) -> bool:
+        """Whether the user is a member now."""
+        return self.open_from != NEVER
+
+    @property
+    def held(self) -> bool:
+        """Whether no event may go out now."""
+        return self.loading or self.halted
 
     def may_see(self, seq: int) -> bool:
         """Whether the user may read this seq; true only for what ``as_of`` covers or a member's open range."""
-        return seq in self.visible
+        return seq >= self.open_from or seq in self.visible
 
-    def wait_for_frame(self, ranges: Iterable[tuple[int, int]]) -> bool:
+    def wait_for_frame(self, ranges: Iterable[Pair]) -> bool:
         """Keep an ack until it is known what the user may see; False if too many ranges wait."""
         early = self.early | RangeSet(ranges)
         if len(early) > _MOST_EARLY:
@@ -82,207 +129,367 @@ class Feed:
         self.early = early
         return True
 
-    def changed_by(self, seq: int, action: str, role: str | None) -> None:
-        """Apply a `member` event about this user; one that ``as_of`` covers already changes nothing."""
-        if seq <= self.as_of:
-            return
-        if action == "add":
-            self._see(self.visible | RangeSet([(1 if self.keeps_history else seq, OPEN)]))
-            self.role = role or "member"
-        elif action in ("remove", "leave"):
-            self._see(self.visible.up_to(seq))
-        elif role is not None:
-            self.role = role
-        self.as_of = seq
+    def known(self, as_of: int, visible: RangeSet, role: str) -> bool:
+        """Take membership as a read found it; False for an older read than what is known, which changes nothing."""
+        if as_of < self.as_of:
+            return False
+        self.as_of, self.role = as_of, role
+        self._see(visible)
+        return True
 
-    def known(self, as_of: int, visible: RangeSet, role: str) -> None:
-        """Take membership as a read found it; an older read than what is known changes nothing."""
-        if as_of >= self.as_of:
-            self.as_of, self.role = as_of, role
-            self._see(visible)
+    def begin(self, position: int, record: int) -> None:
+        """Pushing starts above ``position``; the server knows that the device holds everything up to ``record``."""
+        self.position = self.start = self.low = position
+        self.record = RangeSet([(1, record)]) if record else EMPTY
+
+    def acked(self) -> RangeSet:
+        """What the device said in this session that it stores."""
+        return (self.gaps | RangeSet([(self.start + 1, self.low)])) & self.visible if self.low > self.start else self.gaps
 
     def _see(self, visible: RangeSet) -> None:
-        # Who is added again to a conversation that keeps its history may see what was passed over meanwhile.
-        gained = (visible - self.visible).lowest
-        if gained is not None and gained <= self.position:
-            self.position = gained - 1
         self.visible = visible
+        pairs = tuple(visible)
+        self.open_from = pairs[-1][0] if pairs and pairs[-1][1] == OPEN else NEVER
+
+    def _go_back(self, position: int, seen: RangeSet) -> None:
+        if self.low > position:
+            self.gaps = (self.acked() & seen) - RangeSet([(0, position)])
+            self.low = position
+            self.start = min(self.start, position)
+        self.position = position
+        sent = [run for run in self.sent or () if run.first <= position]
+        for run in sent:
+            run.last = min(run.last, position)
+        self.sent = sent or None
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """A read to be done: events of the feed above its position, at most ``limit``."""
+class Resend(NamedTuple):
+    """Seqs to be read and written again, ascending."""
 
     feed: Feed
-    limit: int
+    seqs: RangeSet
+    runs: list[Sent]
 
 
-@dataclass(frozen=True, slots=True)
-class Resend:
-    """Events to be read and written again, ascending."""
+class Taken(NamedTuple):
+    """What `Session.take` has decided. ``frames``: to be written. ``events``: how many. ``load``: its `conversation` frame is due."""
 
-    feed: Feed
-    seqs: list[int]
+    frames: bytes
+    events: int
+    load: bool
+
+
+_NOTHING = Taken(b"", 0, load=False)
 
 
 class Session:
     """All feeds of a session, with one window over them.
 
     ``window``: most events that may be unacknowledged at a time. ``resend_s``: seconds until an unacknowledged event is
-    sent again, doubled each time, ``resends`` times; then `overdue` says to give up.
+    sent again, doubled each time, ``resends`` times; then `overdue` says to give up. ``due``: when `resends_due` has to
+    be asked next, at the latest. ``behind``: feeds that miss something, ``reads``: those of them that the ring does not
+    help, both in turn; ``reading``: the one that is being read for.
     """
 
-    def __init__(self, *, window: int, resend_s: float, resends: int, page: int) -> None:
-        self.window = window
-        self.feeds: dict[str, Feed] = {}
-        self._resend_s = resend_s
-        self._resends = resends
-        self._page = page
-        self._behind: dict[Feed, None] = {}
-        self._in_flight = 0
-        self._reserved = 0
+    __slots__ = ("behind", "due", "feeds", "in_flight", "reading", "reads", "resend_s", "resends", "user_id", "window")
 
-    @property
-    def in_flight(self) -> int:
-        """Events that were sent and are not acknowledged."""
-        return self._in_flight
+    def __init__(self, user_id: str, *, window: int, resend_s: float, resends: int) -> None:
+        self.user_id = user_id
+        self.window = window
+        self.resend_s = resend_s
+        self.resends = resends
+        self.feeds: dict[str, Feed] = {}
+        self.behind: dict[Feed, None] = {}
+        self.reads: dict[Feed, None] = {}
+        self.reading: Feed | None = None
+        self.in_flight = 0
+        self.due = float("inf")
 
     @property
     def room(self) -> int:
-        """How many more events may be sent now; what a read under way may bring is taken already."""
-        return max(0, self.window - self._in_flight - self._reserved)
+        """How many more events may be sent now."""
+        return max(0, self.window - self.in_flight)
 
-    def join(self, conversation_id: str) -> Feed:
+    def join(self, room: Room, owner: Follower) -> Feed:
         """Follow a conversation; the feed takes no event until `loaded`."""
-        feed = Feed(conversation_id)
-        self.feeds[conversation_id] = feed
+        feed = Feed(room, owner)
+        self.feeds[room.conversation_id] = feed
         return feed
 
     def drop(self, conversation_id: str) -> None:
         """Stop following a conversation."""
         feed = self.feeds.pop(conversation_id, None)
         if feed is not None:
-            self._behind.pop(feed, None)
-            self._in_flight -= len(feed.unacked)
+            self._forward(feed)
+            self.in_flight -= feed.in_flight
+            feed.in_flight = 0
+            feed.halted = True
 
-    def loaded(self, feed: Feed, head: int) -> None:
-        """Its `conversation` frame is out. ``head``: the highest seq known by now, from Kafka or a read."""
+    # Membership and loading.
+
+    def loaded(self, feed: Feed) -> None:
+        """Its `conversation` frame is out, and the room knows the head that was read."""
         feed.loading = False
-        if feed.position < head:
-            self._behind[feed] = None
-
-    def reload(self, feed: Feed) -> None:
-        """The user may see more than before: no event goes out until its `conversation` frame has, again."""
-        feed.loading = True
-        self._behind.pop(feed, None)
-
-    def offer(self, feed: Feed, seq: int, now: float, *, congested: bool = False) -> Offer:
-        """An event came from Kafka. ``congested``: the socket's buffer is full."""
-        if seq <= feed.position:
-            return Offer.DROP
-        if feed.loading or feed.reading:
-            return Offer.DROP  # the known head has risen: the read under way, or the next one, finds it
-        if seq != feed.position + 1 or feed in self._behind:
-            self._behind[feed] = None
-            return Offer.READ
-        if not feed.may_see(seq):
-            feed.position = seq
-            return Offer.DROP
-        if congested or self.room == 0:
-            self._behind[feed] = None
-            return Offer.READ
-        self.pushed(feed, seq, now)
-        return Offer.PUSH
-
-    def fall_behind(self, feed: Feed) -> None:
-        """Have the feed read from the store: what came from Kafka is not what this user may see of it."""
-        if not feed.loading:
-            self._behind[feed] = None
-
-    def pushed(self, feed: Feed, seq: int, now: float) -> None:
-        """An event goes to the socket for the first time."""
-        feed.position = seq
-        if seq not in feed.unacked:
-            feed.unacked[seq] = Sent(now + self._resend_s)
-            self._in_flight += 1
-
-    def next_read(self) -> Read | None:
-        """The next read to do, feeds in turn; None while nobody is behind or the window is full."""
-        if not self._behind or self.room == 0:
-            return None
-        feed = next(iter(self._behind))
-        del self._behind[feed]
-        feed.reading = True
-        limit = min(self.room, self._page)
-        self._reserved += limit
-        return Read(feed, limit)
-
-    def read_done(self, read: Read, seqs: list[int], *, complete: bool, head: int, known_head: int, now: float) -> None:
-        """A read brought ``seqs``, now on their way to the socket. Call it with no await after the known head is taken.
-
-        ``complete``: nothing visible is left up to ``head``, the head that the read saw. A read that ended short of
-        ``known_head`` (the read came from a replica, or an event came meanwhile) leaves the feed behind.
-        """
-        feed = self._ended(read)
-        for seq in seqs:
-            self.pushed(feed, seq, now)
-        if complete:
-            feed.position = max(feed.position, head)
-        if feed.position < known_head:
+        if feed.position < feed.room.head:
             self.fall_behind(feed)
 
-    def read_failed(self, read: Read) -> None:
-        """A read failed, or what it brought cannot be used; the feed stays behind."""
-        self.fall_behind(self._ended(read))
+    def reload(self, feed: Feed) -> None:
+        """No event goes out until its `conversation` frame has, again."""
+        feed.loading = True
+        self._forward(feed)
 
-    def _ended(self, read: Read) -> Feed:
-        read.feed.reading = False
-        self._reserved -= read.limit
-        return read.feed
+    def known(self, feed: Feed, as_of: int, visible: RangeSet, role: str) -> None:
+        """Take membership as a read found it; an older read than what is known changes nothing."""
+        before = feed.visible
+        if feed.known(as_of, visible, role):
+            self._gained(feed, before)
 
-    def ack(self, feed: Feed, ranges: Iterable[tuple[int, int]], head: int) -> tuple[RangeSet, int]:
+    def _changed(self, feed: Feed, entry: Entry) -> bool:
+        """Apply a `member` event about this user; whether the user may see more than before."""
+        change = entry.change
+        before = feed.visible
+        if change is None or entry.seq <= feed.as_of:
+            return False
+        if change.action == "add":
+            feed._see(before | RangeSet([(1 if feed.keeps_history else entry.seq, OPEN)]))
+            feed.role = change.role or "member"
+        elif change.action in ("remove", "leave"):
+            feed._see(before.up_to(entry.seq))
+        elif change.role is not None:
+            feed.role = change.role
+        feed.as_of = entry.seq
+        return self._gained(feed, before)
+
+    def _gained(self, feed: Feed, before: RangeSet) -> bool:
+        # Who is added again to a conversation that keeps its history may see what was passed over meanwhile.
+        if feed.visible is before or feed.visible == before:
+            return False
+        gained = (feed.visible - before).lowest
+        if gained is None:
+            return False
+        if gained <= feed.position and not feed.fresh:
+            self.in_flight -= feed.in_flight
+            feed._go_back(gained - 1, before)
+            feed.in_flight = self.unacked(feed).count()
+            self.in_flight += feed.in_flight
+        return True
+
+    # Handing out.
+
+    def fall_behind(self, feed: Feed) -> None:
+        """Have the feed take what it misses from the ring or the store."""
+        if not feed.held:
+            feed.behind = True
+            if feed is not self.reading and feed not in self.reads:
+                self.behind[feed] = None
+
+    def _forward(self, feed: Feed) -> None:
+        feed.behind = False
+        self.behind.pop(feed, None)
+        self.reads.pop(feed, None)
+
+    def next_behind(self) -> Feed | None:
+        """Take the next feed that is behind out of its turn; None if there is none, or the window is full."""
+        if not self.behind or self.in_flight >= self.window:
+            return None
+        feed = next(iter(self.behind))
+        del self.behind[feed]
+        return feed
+
+    def needs_read(self, feed: Feed) -> None:
+        """The ring does not help the feed."""
+        self.behind.pop(feed, None)
+        self.reads[feed] = None
+
+    def next_read(self, page: int) -> Feed | None:
+        """The next feed to read for; `read_done` ends it. One at a time, and not for a few events only."""
+        if self.reading is not None or not self.reads or self.room < min(page, max(1, self.window // 4)):
+            return None
+        self.reading = next(iter(self.reads))
+        del self.reads[self.reading]
+        return self.reading
+
+    def read_done(self, feed: Feed) -> None:
+        """The read ended, however; a feed that still misses something is behind again."""
+        if self.reading is feed:
+            self.reading = None
+        if feed.behind and not self.settle(feed):
+            self.fall_behind(feed)
+
+    def settle(self, feed: Feed) -> bool:
+        """Whether the feed has all that is known of; then it is live. Call it with no await after the last hand-out."""
+        if feed.held or feed.position < feed.room.head:
+            return False
+        self._forward(feed)
+        return True
+
+    def take(self, feed: Feed, run: Run, now: float) -> Taken:
+        """Hand out what of ``run``, which follows the feed's position, may go out now.
+
+        The position moves over all that is handed out or not visible. If it does not reach the end of the run, the feed
+        is behind: the window is full, its `conversation` frame is due first, or it needs a read of its own.
+        """
+        count = len(run.entries)
+        if (
+            feed.open_from <= run.lowest
+            and self.in_flight + count <= self.window
+            and not run.titles
+            and (run.concerns is None or self.user_id not in run.concerns)
+        ):
+            self._pushed(feed, feed.position + 1, run.last, count, now)
+            return Taken(run.buffer, count, load=False)
+        if feed.open_from == NEVER and (run.concerns is None or self.user_id not in run.concerns):
+            if not feed.visible or run.lowest > (feed.visible.highest or 0):
+                feed.position = run.last
+                return _NOTHING
+        return self._take_each(feed, run.entries, now)
+
+    def _take_each(self, feed: Feed, entries: Sequence[Entry], now: float) -> Taken:
+        frames: list[bytes] = []
+        load = False
+        for entry in entries:
+            if entry.titles:
+                load = load or (entry.seq > feed.as_of and feed.may_see(entry.seq))
+            elif entry.change is not None and entry.concerns == self.user_id and entry.seq > feed.as_of:
+                load = True
+                if self._changed(feed, entry):
+                    self.reload(feed)
+                    break
+            if not feed.may_see(entry.seq):
+                feed.position = entry.seq
+                continue
+            if entry.target and not feed.may_see(entry.target):
+                feed.own = True
+                self.fall_behind(feed)
+                break
+            if self.in_flight >= self.window:
+                self.fall_behind(feed)
+                break
+            self._pushed(feed, entry.seq, entry.seq, 1, now)
+            frames.append(entry.frame)
+        return Taken(b"".join(frames), len(frames), load)
+
+    def took(self, feed: Feed, seqs: list[int], now: float) -> None:
+        """Events of a read for this user alone go to the socket; all are visible."""
+        for seq in seqs:
+            self._pushed(feed, seq, seq, 1, now)
+
+    def passed(self, feed: Feed, head: int) -> None:
+        """There is nothing visible left up to ``head``."""
+        feed.position = max(feed.position, head)
+
+    def _pushed(self, feed: Feed, first: int, last: int, count: int, now: float) -> None:
+        feed.position = last
+        if feed.gaps:
+            count -= (RangeSet([(first, last)]) & feed.gaps & feed.visible).count()
+        feed.in_flight += count
+        self.in_flight += count
+        sent = feed.sent
+        if sent is None:
+            sent = feed.sent = []
+        elif sent and not sent[-1].tries and now - sent[-1].since <= self.resend_s * _SPAN:
+            sent[-1].last = last
+            sent[-1].due = now + self.resend_s
+            return
+        due = now + self.resend_s
+        sent.append(Sent(first, last, now, due))
+        if due < self.due:
+            self.due = due
+
+    # Acks.
+
+    def ack(self, feed: Feed, ranges: Sequence[Pair], head: int) -> tuple[Sequence[Pair], int]:
         """The device stores ``ranges``. Returns what of it is new and counts, and how many seqs do not count.
 
         What counts is visible and not above ``head``, however it came: pushed, pulled, or over another session.
         """
+        if len(ranges) == 1 and not feed.gaps:
+            first, last = ranges[0]
+            low = feed.low
+            if feed.open_from <= first <= low + 1 and low < last <= feed.position and last <= head:
+                feed.low = last
+                feed.in_flight -= last - low
+                self.in_flight -= last - low
+                self._prune(feed)
+                if (feed.record.highest or 0) <= low:
+                    return ((low + 1, last),), 0
+                return tuple(RangeSet([(low + 1, last)]) - feed.record), 0
         named = RangeSet(ranges)
         valid = named & feed.visible.up_to(head)
-        for seq in [seq for seq in feed.unacked if seq in valid]:
-            del feed.unacked[seq]
-            self._in_flight -= 1
-        new = valid - feed.acked
-        feed.acked |= new
-        return new, named.count() - valid.count()
+        new = valid - feed.acked()
+        pushed = (new & RangeSet([(feed.low + 1, feed.position)])).count() if feed.position > feed.low else 0
+        feed.in_flight -= pushed
+        self.in_flight -= pushed
+        feed.gaps |= new
+        self._compact(feed)
+        self._prune(feed)
+        return tuple(new - feed.record), named.count() - valid.count()
+
+    def _compact(self, feed: Feed) -> None:
+        if feed.position > feed.low:
+            missing = ((feed.visible & RangeSet([(feed.low + 1, feed.position)])) - feed.gaps).lowest
+            feed.low = feed.position if missing is None else missing - 1
+        if feed.low > feed.start:
+            feed.gaps -= RangeSet([(feed.start + 1, feed.low)])
+
+    def _prune(self, feed: Feed) -> None:
+        sent = feed.sent
+        if sent is not None:
+            while sent and sent[0].last <= feed.low:
+                del sent[0]
+            if not sent:
+                feed.sent = None
+
+    # Resends.
 
     def resends_due(self, now: float) -> list[Resend]:
-        """What is to be sent again now; each of it is counted as sent again."""
-        due: list[Resend] = []
+        """What is to be sent again now; each of it is counted as sent again. Sets ``due`` anew."""
+        out: list[Resend] = []
+        self.due = float("inf")
         for feed in self.feeds.values():
-            seqs = sorted(seq for seq, sent in feed.unacked.items() if sent.due <= now)
-            for seq in seqs:
-                sent = feed.unacked[seq]
-                sent.tries += 1
-                sent.due = now + self._resend_s * 2.0**sent.tries
-            if seqs:
-                due.append(Resend(feed, seqs))
-        return due
+            if feed.sent is None:
+                continue
+            left: list[Sent] = []
+            again: list[Sent] = []
+            seqs = EMPTY
+            for run in feed.sent:
+                if run.due > now:
+                    left.append(run)
+                    continue
+                missing = self._unacked(feed, run)
+                if missing:
+                    run.tries += 1
+                    run.due = now + self.resend_s * 2.0**run.tries
+                    seqs |= missing
+                    left.append(run)
+                    again.append(run)
+            feed.sent = left or None
+            self.due = min([self.due, *(run.due for run in left)])
+            if again:
+                out.append(Resend(feed, seqs, again))
+        return out
 
-    def not_resent(self, resend: Resend) -> None:
-        """They could not be read: it was no try, and they are due again."""
-        for seq in resend.seqs:
-            sent = resend.feed.unacked.get(seq)
-            if sent is not None:
-                sent.tries -= 1
-                sent.due -= self._resend_s * (2.0 ** (sent.tries + 1) - 1)
+    def not_resent(self, resend: Resend, now: float, again_s: float) -> None:
+        """They could not be read or written: it was no try, and they are due again in ``again_s``."""
+        for run in resend.runs:
+            run.tries -= 1
+            run.due = now + again_s
+            self.due = min(self.due, run.due)
 
     def overdue(self, now: float) -> bool:
         """Whether some event was sent again as often as allowed and its last time is up."""
         return any(
-            sent.tries >= self._resends and sent.due <= now
+            run.tries >= self.resends and run.due <= now and bool(self._unacked(feed, run))
             for feed in self.feeds.values()
-            for sent in feed.unacked.values()
+            for run in feed.sent or ()
         )
 
-    def next_due(self) -> float | None:
-        """When `resends_due` or `overdue` has to be asked next; None while nothing waits for an ack."""
-        return min((sent.due for feed in self.feeds.values() for sent in feed.unacked.values()), default=None)
+    def unacked(self, feed: Feed) -> RangeSet:
+        """What of a conversation was handed out in this session and is not acknowledged."""
+        if feed.position <= feed.low:
+            return EMPTY
+        return (feed.visible & RangeSet([(feed.low + 1, feed.position)])) - feed.gaps
+
+    def _unacked(self, feed: Feed, run: Sent) -> RangeSet:
+        low = max(run.first, feed.low + 1)
+        return (feed.visible & RangeSet([(low, run.last)])) - feed.gaps if low <= run.last else EMPTY

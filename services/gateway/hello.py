@@ -1,0 +1,304 @@
+"""A session's beginning: whom it speaks for, its number, its conversations. Hellos that come together are read together."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from services.gateway.close import Close
+from services.gateway.listing import (
+    changed_since,
+    conversations_of_users,
+    list_conversations,
+    newest_first,
+    store_incarnation,
+)
+from services.gateway.loading import Begin, loaded
+from services.gateway.since import known_since
+from services.gateway.wire import ready
+from shared.auth import bearer
+from shared.clock import wire_time
+from shared.contracts import frames
+from shared.errors import BadRequestError, UnauthenticatedError, UnavailableError, WaybillError
+from shared.logging import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from services.gateway.connection import Connection
+    from services.gateway.fanout import Fanout
+    from services.gateway.listing import Belongings, Listed
+    from services.gateway.opening import Opener
+    from shared.auth import Claims
+    from shared.contracts.frames import Hello
+    from shared.postgres import Pool
+
+_GATHER_S = 0.003
+_MOST = 200
+_MOST_ROWS = 2_000
+_CHUNK = 500
+"""Frames of one write while a session is listed."""
+
+_DRAINED_S = 30.0
+"""A client that takes nothing for so long while it is listed is closed."""
+
+
+async def greet(connection: Connection, data: str | bytes) -> None:
+    """Take the first message of a session, list its conversations, and open it; or end it."""
+    try:
+        said = _as_hello(data)
+        claims = await _claims(connection, said)
+        connection.begin(said.device_id, claims)
+        await connection.parts.greeter.open(connection, claims)
+        await connection.parts.greeter.tell(connection, said)
+        if not connection.ended:
+            connection.open()
+            connection.release()
+            connection.wake()
+    except Close as close:
+        connection.end(close)
+    except UnavailableError as error:
+        after_ms = random.randint(500, 2000)
+        connection.say({"t": "reconnect", "after_ms": after_ms, "reason": error.message})
+        connection.end(Close(4503, error.message))
+    except Exception:  # noqa: BLE001 - one session's fault is not the service's
+        logger(__name__).exception("a session could not begin")
+        connection.end(Close(4500, "a fault of the server"))
+
+
+def _as_hello(data: str | bytes) -> Hello:
+    try:
+        if isinstance(data, bytes):
+            raise BadRequestError("a binary frame", field="t")
+        said = frames.parse(data)
+        if not isinstance(said, frames.Hello):
+            raise BadRequestError("expected a hello", field="t")
+    except BadRequestError as error:
+        raise Close(4400, f"{error.field}: {error.message}") from None
+    return said
+
+
+async def _claims(connection: Connection, said: Hello) -> Claims:
+    """Whom the session speaks for. A token in the request's headers beats the one in `hello`."""
+    headers = connection.wire.authorization
+    if len(headers) > 1:
+        raise Close(4401, "one Authorization header, not several")
+    try:
+        claims = await connection.parts.verifier.verify(bearer(next(iter(headers), None)) or said.token)
+    except UnauthenticatedError as error:
+        raise Close(4401, error.message) from None
+    except WaybillError as error:
+        raise Close(error.close_code, error.message) from None
+    if claims.scope != "user":
+        raise Close(4403, f"a token of scope {claims.scope} opens no session")
+    if claims.device not in (None, said.device_id):
+        raise Close(4403, "the token is of another device")
+    return claims
+
+
+class _Guest:
+    """A session that is to be listed."""
+
+    __slots__ = ("belongings", "connection", "done", "hello")
+
+    def __init__(self, connection: Connection, hello: Hello) -> None:
+        self.connection = connection
+        self.hello = hello
+        self.belongings: Belongings | None = None
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class Greeter:
+    """Opens and lists sessions. ``at_once``: most batches that are read at a time."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        fanout: Fanout,
+        opener: Opener,
+        *,
+        at_once: int,
+        spawn: Callable[[Coroutine[None, None, None]], object],
+    ) -> None:
+        self._pool = pool
+        self._fanout = fanout
+        self._opener = opener
+        self._spawn = spawn
+        self._turns = asyncio.Semaphore(at_once)
+        self._guests: deque[_Guest] = deque()
+        self._gathering = False
+        self._incarnation: str | None = None
+
+    def forget(self) -> None:
+        """The store became another one."""
+        self._incarnation = None
+
+    async def open(self, connection: Connection, claims: Claims) -> None:
+        """Raise the device's session number, and say `welcome`. Raises `Close`, `UnavailableError`."""
+        if len(self._fanout.users.get(connection.user_id, ())) >= connection.parts.settings.gateway_user_sessions:
+            raise Close(4429, "too many sessions of this user")
+        opened = await self._opener.open(connection.user_id, connection.device_id, connection.session_id, claims)
+        if connection.ended:
+            return
+        if opened.number is None:
+            raise Close(4401, "the token was revoked")
+        connection.number = opened.number
+        connection.write(ready(_welcome(connection)))
+        # From now on an event that brings the user into a conversation is not missed.
+        self._fanout.register(connection)
+        connection.parts.social.opened(connection)
+
+    async def tell(self, connection: Connection, said: Hello) -> None:
+        """Tell the conversations, and `listed`. Raises `UnavailableError`."""
+        if connection.ended:
+            return
+        guest = _Guest(connection, said)
+        self._guests.append(guest)
+        if not self._gathering:
+            self._gathering = True
+            self._spawn(self._gather())
+        await guest.done
+
+    async def _gather(self) -> None:
+        await asyncio.sleep(_GATHER_S)
+        while True:
+            await self._turns.acquire()
+            some = [self._guests.popleft() for _ in range(min(_MOST, len(self._guests)))]
+            if not self._guests:
+                self._gathering = False
+            self._spawn(self._batch(some))
+            if not self._gathering:
+                return
+
+    async def _batch(self, some: list[_Guest]) -> None:
+        try:
+            await self._read(some)
+        except BaseException as error:
+            for guest in some:
+                if not guest.done.done():
+                    guest.done.set_exception(error if isinstance(error, Exception) else UnavailableError("stopping"))
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._turns.release()
+
+    async def _read(self, some: list[_Guest]) -> None:
+        incarnation = self._incarnation = self._incarnation or await store_incarnation(self._pool)
+        await self._enter_first(some)
+        changes = await changed_since(
+            self._pool,
+            [(one.connection.user_id, known_since(one.hello.since, incarnation)) for one in some],
+        )
+        self._incarnation = changes.since.incarnation
+        if changes.since.incarnation != incarnation:
+            raise UnavailableError("the store was replaced", retry_after_ms=1000)
+        since = str(changes.since)
+        rows: list[tuple[_Guest, Begin, list[str]]] = []
+        for guest, belongings in zip(some, changes.users, strict=True):
+            begin = Begin.of(guest.hello)
+            rows.append((guest, begin, self._enter(guest, begin, belongings)))
+        await self._tell_all(rows, since)
+
+    async def _enter_first(self, some: list[_Guest]) -> None:
+        """Follow the conversations of those who say `since`: of what did not change only the head is read, below."""
+        guests = [one for one in some if one.hello.since is not None]
+        found = await conversations_of_users(self._pool, {one.connection.user_id for one in guests}) if guests else {}
+        for guest in guests:
+            for conversation_id in () if guest.connection.ended else found[guest.connection.user_id]:
+                if conversation_id not in guest.connection.session.feeds:
+                    self._fanout.enter(guest.connection, conversation_id)
+
+    def _enter(self, guest: _Guest, begin: Begin, belongings: Belongings) -> list[str]:
+        """Follow all conversations; returns those that are to be listed."""
+        connection = guest.connection
+        if connection.ended:
+            return []
+        feeds = connection.session.feeds
+        listed: list[str] = []
+        for conversation_id, head, changed in zip(*belongings, strict=True):
+            feed = feeds.get(conversation_id)
+            if feed is None or changed or conversation_id in (begin.cursors or {}):
+                if feed is None:
+                    self._fanout.enter(connection, conversation_id)
+                listed.append(conversation_id)
+            elif feed.fresh:
+                feed.asleep = True
+                feed.begin(head, 0)
+                if feed.room.know(head) > head:
+                    connection.load(conversation_id)
+        return listed
+
+    async def _tell_all(self, rows: list[tuple[_Guest, Begin, list[str]]], since: str) -> None:
+        """Read and tell, sessions with few conversations together, one with many for itself."""
+        together: list[tuple[_Guest, Begin, list[str]]] = []
+        size = 0
+        for row in sorted(rows, key=lambda row: len(row[2])):
+            if together and size + len(row[2]) > _MOST_ROWS:
+                await self._tell(together, since)
+                together, size = [], 0
+            together.append(row)
+            size += len(row[2])
+        if together:
+            await self._tell(together, since)
+
+    async def _tell(self, rows: list[tuple[_Guest, Begin, list[str]]], since: str) -> None:
+        wanted = [begin.wanted(guest.connection, id_) for guest, begin, ids in rows for id_ in ids]
+        listing = iter((await list_conversations(self._pool, wanted)).rows if wanted else ())
+        for guest, begin, ids in rows:
+            found = [listed for listed in (next(listing) for _ in ids) if listed is not None]
+            try:
+                await self._tell_one(guest.connection, begin, found, since)
+            except Exception as error:  # noqa: BLE001 - the other sessions of the batch go on
+                if not guest.done.done():
+                    guest.done.set_exception(error)
+            else:
+                if not guest.done.done():
+                    guest.done.set_result(None)
+
+    async def _tell_one(self, connection: Connection, begin: Begin, found: list[Listed], since: str) -> None:
+        found.sort(key=newest_first, reverse=True)
+        out: list[bytes] = []
+        count = 0
+        for listed in found:
+            feed = None if connection.ended else connection.session.feeds.get(listed.conversation_id)
+            if feed is None:
+                continue
+            frames_ = loaded(connection, feed, listed, begin)
+            count += bool(frames_)
+            out += frames_
+            if len(out) >= _CHUNK:
+                connection.write(b"".join(out))
+                out.clear()
+                await _drained(connection)
+        if not connection.ended:
+            out.append(ready(f'{{"t":"listed","count":{count},"since":"{since}"}}'.encode()))
+            connection.write(b"".join(out))
+
+
+def _welcome(connection: Connection) -> bytes:
+    settings = connection.parts.settings
+    sends = settings.gateway_sends_per_s
+    return (
+        f'{{"t":"welcome","session_id":"{connection.session_id}","user_id":"{connection.user_id}",'
+        f'"device_id":"{connection.device_id}","server_time":"{wire_time(datetime.now(UTC))}",'
+        f'"limits":{{"frame_bytes":{settings.gateway_frame_bytes},"window":{settings.gateway_window},'
+        f'"resend_s":{settings.gateway_resend_s:g},"heartbeat_s":{settings.gateway_heartbeat_s:g},'
+        f'"sends_per_s":{f"{sends:g}" if sends else "null"}}}}}'
+    ).encode()
+
+
+async def _drained(connection: Connection) -> None:
+    """Wait until the session takes more. Raises `Close` if it takes nothing for long."""
+    await asyncio.sleep(0)
+    if not connection.congested or connection.ended:
+        return
+    writable = asyncio.Event()
+    connection.when_writable(writable.set)
+    try:
+        async with asyncio.timeout(_DRAINED_S):
+            await writable.wait()
+    except TimeoutError:
+        raise Close(4408, "too slow") from None

@@ -1,0 +1,103 @@
+"""What sessions tell each other outside the timelines: presence, typing, and that a newer session replaces an older one.
+
+All of it goes through Redis to other gateways; without Redis it works among the sessions of this process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from services.gateway.close import Close
+from services.gateway.metrics import REPLACED, REVOKED
+from services.gateway.revocations import Revocation, is_revoked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from services.gateway.connection import Connection
+    from services.gateway.fanout import Fanout
+    from services.gateway.kicks import Kicks
+    from services.gateway.limits import Limits
+    from services.gateway.presence import Presence
+    from services.gateway.transitions import Transitions
+    from services.gateway.typing import Typing
+    from shared.auth import Claims
+    from shared.hints import Revocation as Hint
+
+_MOST_REVOCATIONS = 10_000
+
+
+class Social:
+    """Made once per gateway; told of each session that begins and ends."""
+
+    def __init__(
+        self, fanout: Fanout, presence: Presence, typing: Typing, limits: Limits, transitions: Transitions
+    ) -> None:
+        self._fanout = fanout
+        self._presence = presence
+        self._typing = typing
+        self._limits = limits
+        self._transitions = transitions
+        self.kicks: Kicks | None = None
+        self._revocations: dict[int, Revocation] = {}
+
+    def opened(self, connection: Connection) -> None:
+        """A session has its number, and is registered."""
+        connection.rates = self._limits.session(connection.user_id)
+        self._presence.opened(connection.session_id, connection.user_id)
+        self.replaced(connection.user_id, connection.device_id, connection.number)
+        if self.kicks is not None:
+            self.kicks.opened(connection.user_id, connection.device_id, connection.number)
+
+    def closed(self, connection: Connection) -> None:
+        """A session has ended."""
+        self._presence.closed(connection.session_id)
+        if connection.rates is not None:
+            self._limits.closed(connection.rates)
+            connection.rates = None
+
+    def replaced(self, user_id: str, device_id: str, number: int) -> None:
+        """A session of this device has this number: older ones here end."""
+        for connection in self._sessions(user_id):
+            if connection.device_id == device_id and connection.number < number:
+                REPLACED.inc()
+                self._transitions.note(
+                    "session", "replaced", user_id=user_id, device_id=device_id, session_id=connection.session_id
+                )
+                connection.end(Close(4409, "replaced by a newer session of this device"))
+
+    def revoke(self, rows: Iterable[Revocation]) -> None:
+        """Tokens were revoked: sessions that were opened with them end."""
+        for row in rows:
+            if row.id in self._revocations:
+                continue
+            self._revocations[row.id] = row
+            if len(self._revocations) > _MOST_REVOCATIONS:
+                del self._revocations[next(iter(self._revocations))]
+            self._end_revoked(row)
+
+    def _end_revoked(self, row: Revocation) -> None:
+        for connection in self._sessions(row.user_id):
+            if connection.claims is not None and is_revoked(connection.claims, connection.device_id, (row,)):
+                REVOKED.inc()
+                connection.end(Close(4401, "the token was revoked"))
+
+    def hinted(self, hint: Hint) -> None:
+        """Redis tells of a revocation; its row is found by the sweep."""
+        row = Revocation(0, hint.user_id, hint.device_id, hint.jti, hint.before)
+        self._end_revoked(row)
+
+    def revoked(self, claims: Claims, device_id: str) -> bool:
+        """Whether a token that a session shows now was revoked, as far as this gateway was told."""
+        return is_revoked(claims, device_id, self._revocations.values())
+
+    def typed(self, connection: Connection, conversation_id: str) -> None:
+        """A member is typing."""
+        self._typing.typed(connection.session_id, connection.user_id, conversation_id)
+
+    def watch(self, connection: Connection, users: list[str]) -> None:
+        """A session wants to know who of these is online."""
+        self._presence.watch(connection, users)
+
+    def _sessions(self, user_id: str) -> list[Connection]:
+        return cast("list[Connection]", list(self._fanout.users.get(user_id, ())))

@@ -91,7 +91,7 @@ class CatchUp:
             return
         entries = [entry(row["seq"], row["type"], row["frame"]) for row in rows if row["seq"] is not None]
         run = self._turns.shared(need, rows[0]["last_seq"], entries)
-        while self._turns.hand_out(need, run, _PORTION):
+        while self._turns.hand_out(need, run, _PORTION):  # noqa: ASYNC110 - it does a part at each turn
             await asyncio.sleep(0)
 
     async def _own(self, need: Need, user_id: str) -> None:
@@ -108,7 +108,7 @@ class CatchUp:
         self._turns.own(need, Own(rows[0]["last_seq"], rows[0]["role"], visible, events))
 
     async def at(self, conversation_id: str, user_id: str, seqs: list[int]) -> list[tuple[int, bytes]]:
-        """These events as (seq, ready frame), ascending, without those the user may not see. Raises `UnavailableError`."""
+        """These events as (seq, ready frame), ascending, without the hidden ones. Raises `UnavailableError`."""
         CATCH_UP_READS.inc()
         with unavailable_if_away():
             rows = await self._pool.fetch(_AT, conversation_id, user_id, seqs, timeout=_READ_S)

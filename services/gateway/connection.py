@@ -1,7 +1,7 @@
 """One session: ties the pure `Session` to its wire and to what all sessions of this gateway share.
 
-It has no task of its own. What a client says is handled as it arrives; what has to wait runs as a task of the gateway,
-and the wire is paused meanwhile, so that frames are answered in order and a client that asks for much costs itself time.
+It has no task of its own. What a client says is handled as it arrives; what has to wait runs as a task of the gateway
+with the wire paused, so that frames are answered in order and a client that asks for much costs itself time.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from services.gateway.catchup import CatchUp
     from services.gateway.clock import Clock
     from services.gateway.fanout import Fanout
+    from services.gateway.feed import Feed
     from services.gateway.hello import Greeter
     from services.gateway.limits import Rates
     from services.gateway.loading import Loader
     from services.gateway.sends import Sends
-    from services.gateway.session import Feed, Resend
+    from services.gateway.session import Resend
     from services.gateway.settings import GatewaySettings
     from services.gateway.social import Social
     from services.gateway.transitions import Transitions

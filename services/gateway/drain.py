@@ -29,9 +29,7 @@ def portions(count: int, spread_s: float) -> Iterator[int]:
         done = until
 
 
-async def drain(
-    sessions: Collection[Connection], spread_s: float, *, reason: str = "the server drains"
-) -> None:
+async def drain(sessions: Collection[Connection], spread_s: float, *, reason: str = "the server drains") -> None:
     """Tell each session to come back, and end it; evenly over ``spread_s``, in no order. Ends when none is left."""
     left = list(sessions)
     random.shuffle(left)

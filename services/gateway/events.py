@@ -13,11 +13,12 @@ EVENT_TYPE = "waybill.event."
 """What the `ce_type` of an event begins with."""
 
 MEMBER, CONVERSATION, EDIT = "member", "conversation", "edit"
+_EVENT_ID = b'"event_id":"'
 _CHANGES_OTHERS = frozenset(("edit", "recall", "delete"))
 
 
 class Change(NamedTuple):
-    """What a `member` event does, and to whom. ``added``: everybody whom a `member` or `conversation` event brings in."""
+    """What a `member` event does, and to whom. ``added``: whom a `member` or `conversation` event brings in."""
 
     action: str | None
     user_id: str | None
@@ -30,8 +31,8 @@ class Entry:
     """One event of a timeline. ``frame``: bytes for the socket, its WebSocket header included.
 
     ``target``: of an edit, the seq that it changes, else 0. ``outdates``: what was read below it may be out of date.
-    ``change``: of a `member` or `conversation` event. ``stamped``, ``committed``: when it came to Kafka, and when it was
-    committed, in seconds since the epoch; 0 if not known.
+    ``change``: of a `member` or `conversation` event. ``stamped``, ``committed``: when it came to Kafka and when it
+    was committed, in seconds since the epoch; 0 if not known.
     """
 
     seq: int
@@ -42,6 +43,12 @@ class Entry:
     change: Change | None = None
     stamped: float = 0.0
     committed: float = 0.0
+
+    @property
+    def event_id(self) -> bytes:
+        """Cut out of the frame, where nobody but the server writes before it."""
+        at = self.frame.find(_EVENT_ID) + len(_EVENT_ID)
+        return self.frame[at : at + 36]
 
     @property
     def concerns(self) -> str | None:

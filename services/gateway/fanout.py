@@ -2,8 +2,8 @@
 
 An event raises its room's ring and queues the room; `turn` then visits the feeds of queued rooms, a bounded number at a
 time and rooms in turn, so that a conversation with 100,000 members keeps nobody waiting for longer than such a portion.
-A visit is level-triggered: it hands out whatever of the ring follows the feed's position. So it does not matter how many
-events came meanwhile, nor whether a feed was visited already.
+A visit is level-triggered: it hands out whatever of the ring follows the feed's position. So it does not matter how
+many events came meanwhile, nor whether a feed was visited already.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from services.gateway.events import Change, Entry
-    from services.gateway.session import Feed, Session
+    from services.gateway.feed import Feed
+    from services.gateway.session import Session
 
 ALWAYS = (EVENT_TYPE + MEMBER, EVENT_TYPE + CONVERSATION)
 """What may bring a local user into a conversation."""
@@ -82,7 +83,8 @@ class Fanout:
     ``queued`` is called when `turn` has something to do. ``ring``, ``ring_bytes``: most events, and about how many
     bytes, that a room's ring holds; ``rings_bytes``: that all rings hold. ``linger_s``: how long a room is kept after
     its last session, ready for those who come back, but never more than ``most_idle``.
-    ``clock`` gives seconds, as `time.monotonic` does. ``gap`` is told of a hole in what Kafka brought: conversation, first and last missing seq.
+    ``clock`` gives seconds, as `time.monotonic` does. ``gap`` is told of a hole in what Kafka brought: conversation,
+    first and last missing seq; ``other_store``, that a seq belongs to another event than before.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Fanout:
         self.users: dict[str, set[Follower]] = {}
         self.queued: Callable[[], None] = lambda: None
         self.gap: Callable[[str, int, int], None] = lambda *_: None
+        self.other_store: Callable[[], None] = lambda: None
         self._ring = ring
         self._ring_bytes = ring_bytes
         self._rings_bytes = rings_bytes
@@ -160,12 +163,17 @@ class Fanout:
             self._close(room)
 
     def forget(self) -> None:
-        """Drop everything that was read or heard of: the store is not the one that it was."""
+        """Drop everything that was read or heard of: the store is not the one that it was.
+
+        Sessions get no event any more: what they hold may be another timeline's, which only a new `hello` tells.
+        """
         for room in list(self._idle):
             self._close(room)
         for room in self.rooms.values():
             room.forget()
             room.head = room.top = room.told = room.committed = 0
+            for feed in room.feeds.values():
+                feed.owner.session.halt(feed)
         self._filled.clear()
         self._bytes = 0
 
@@ -239,7 +247,7 @@ class Fanout:
         return False
 
     def event(
-        self, conversation_id: str, seq: int, type_: str, value: bytes, stamped: float = 0.0, committed: float = 0.0
+        self, conversation_id: str, seq: int, type_: str, value: bytes, *, stamped: float = 0.0, committed: float = 0.0
     ) -> None:
         """An event came; ``stamped``, ``committed``: when to Kafka and to Postgres, in seconds since the epoch.
 
@@ -253,7 +261,9 @@ class Fanout:
             return
         head, size = room.head, room.size
         came = room.came(made)
-        if came is Came.OLD:
+        if came is Came.OTHER:
+            self.other_store()
+        if came in (Came.OLD, Came.OTHER):
             return
         if came is Came.GAP and head and seq > head + 1:
             CURSOR_BREAKS.labels("gap").inc()

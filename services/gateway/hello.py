@@ -1,4 +1,4 @@
-"""A session's beginning: whom it speaks for, its number, its conversations. Hellos that come together are read together."""
+"""A session's beginning: whom it speaks for, its number, its conversations. Hellos that come together share reads."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from services.gateway.fanout import Fanout
     from services.gateway.listing import Belongings, Listed
     from services.gateway.opening import Opener
+    from services.gateway.since import Since
     from shared.auth import Claims
     from shared.contracts.frames import Hello
     from shared.postgres import Pool
@@ -70,14 +71,14 @@ async def greet(connection: Connection, data: str | bytes) -> None:
 
 
 def _as_hello(data: str | bytes) -> Hello:
+    if isinstance(data, bytes):
+        raise Close(4400, "t: a binary frame")
     try:
-        if isinstance(data, bytes):
-            raise BadRequestError("a binary frame", field="t")
         said = frames.parse(data)
-        if not isinstance(said, frames.Hello):
-            raise BadRequestError("expected a hello", field="t")
     except BadRequestError as error:
         raise Close(4400, f"{error.field}: {error.message}") from None
+    if not isinstance(said, frames.Hello):
+        raise Close(4400, "t: expected a hello")
     return said
 
 
@@ -195,12 +196,11 @@ class Greeter:
         self._incarnation = changes.since.incarnation
         if changes.since.incarnation != incarnation:
             raise UnavailableError("the store was replaced", retry_after_ms=1000)
-        since = str(changes.since)
         rows: list[tuple[_Guest, Begin, list[str]]] = []
         for guest, belongings in zip(some, changes.users, strict=True):
             begin = Begin.of(guest.hello)
             rows.append((guest, begin, self._enter(guest, begin, belongings)))
-        await self._tell_all(rows, since)
+        await self._tell_all(rows, changes.since)
 
     async def _enter_first(self, some: list[_Guest]) -> None:
         """Follow the conversations of those who say `since`: of what did not change only the head is read, below."""
@@ -231,7 +231,7 @@ class Greeter:
                     connection.load(conversation_id)
         return listed
 
-    async def _tell_all(self, rows: list[tuple[_Guest, Begin, list[str]]], since: str) -> None:
+    async def _tell_all(self, rows: list[tuple[_Guest, Begin, list[str]]], since: Since) -> None:
         """Read and tell, sessions with few conversations together, one with many for itself."""
         together: list[tuple[_Guest, Begin, list[str]]] = []
         size = 0
@@ -244,11 +244,14 @@ class Greeter:
         if together:
             await self._tell(together, since)
 
-    async def _tell(self, rows: list[tuple[_Guest, Begin, list[str]]], since: str) -> None:
+    async def _tell(self, rows: list[tuple[_Guest, Begin, list[str]]], since: Since) -> None:
         wanted = [begin.wanted(guest.connection, id_) for guest, begin, ids in rows for id_ in ids]
-        listing = iter((await list_conversations(self._pool, wanted)).rows if wanted else ())
+        listing = await list_conversations(self._pool, wanted)
+        if since.incarnation != self._incarnation or (listing.since or since).incarnation != since.incarnation:
+            raise UnavailableError("the store was replaced", retry_after_ms=1000)
+        found_rows = iter(listing.rows)
         for guest, begin, ids in rows:
-            found = [listed for listed in (next(listing) for _ in ids) if listed is not None]
+            found = [listed for listed in (next(found_rows) for _ in ids) if listed is not None]
             try:
                 await self._tell_one(guest.connection, begin, found, since)
             except Exception as error:  # noqa: BLE001 - the other sessions of the batch go on
@@ -258,7 +261,7 @@ class Greeter:
                 if not guest.done.done():
                     guest.done.set_result(None)
 
-    async def _tell_one(self, connection: Connection, begin: Begin, found: list[Listed], since: str) -> None:
+    async def _tell_one(self, connection: Connection, begin: Begin, found: list[Listed], since: Since) -> None:
         found.sort(key=newest_first, reverse=True)
         out: list[bytes] = []
         count = 0

@@ -83,7 +83,7 @@ class Link:
         self._away_since: float | None = None
         self._epoch: bytes | None = None
         self._last_echo = 0.0
-        self._complained = False
+        self._complaints: set[str] = set()
         REDIS_UP.set(0)
 
     @property
@@ -119,7 +119,6 @@ class Link:
         except _FAULTS as error:
             self._failed(error)
             raise AwayError from error
-        self._complained = False
         return answer
 
     async def publish(self, channel: str, message: bytes) -> None:
@@ -205,7 +204,7 @@ class Link:
 
     def _found(self) -> None:
         self._fault = None
-        self._complained = False
+        self._complaints.clear()
         if self._away_since is not None:
             logger(__name__).info("Redis is back", away_s=round(time.monotonic() - self._away_since, 1))
             self._away_since = None
@@ -224,9 +223,10 @@ class Link:
             self._lost(error)
             return
         _LOOP.inc()
-        if not self._complained:
-            self._complained = True
-            logger(__name__).warning("Redis refuses a command", error=type(error).__name__, text=str(error)[:200])
+        kind = type(error).__name__
+        if kind not in self._complaints:
+            self._complaints.add(kind)
+            logger(__name__).warning("Redis refuses a command", error=kind, text=str(error)[:200])
 
     def _lost(self, error: BaseException) -> None:
         _LOOP.inc()

@@ -20,8 +20,8 @@ from shared.ranges import EMPTY, RangeSet
 
 if TYPE_CHECKING:
     from services.gateway.connection import Connection
+    from services.gateway.feed import Feed
     from services.gateway.listing import Listed
-    from services.gateway.session import Feed
     from shared.contracts.frames import Hello
     from shared.postgres import Pool
 
@@ -52,11 +52,7 @@ class Begin(NamedTuple):
         """Where pushing starts (protocol §3), and the kind of break if the client's cursor is not as it should be."""
         given = (self.cursors or {}).get(listed.conversation_id)
         if given is None:
-            if self.since:
-                return listed.record, None
-            if self.cursors is not None:
-                return listed.first_cursor, None
-            return (listed.head if self.sync == "live" else listed.record), None
+            return self._not_given(listed), None
         seq, _ = given
         if listed.mismatch:
             return seq, "reset"
@@ -67,6 +63,13 @@ class Begin(NamedTuple):
             if listed.visible & RangeSet([(low + 1, high)]):
                 return seq, "behind" if seq < listed.record else "ahead_of_record"
         return seq, None
+
+    def _not_given(self, listed: Listed) -> int:
+        if self.since:
+            return listed.record
+        if self.cursors is not None:
+            return listed.first_cursor
+        return listed.head if self.sync == "live" else listed.record
 
 
 LATER = Begin()
@@ -96,7 +99,7 @@ def loaded(connection: Connection, feed: Feed, listed: Listed, begin: Begin = LA
         cursor = feed.position
     feed.fresh = False
     frames: list[bytes] = []
-    if not fresh or listed.member or cursor < listed.head or kind is not None:
+    if not fresh or listed.member or cursor < listed.head or kind in ("ahead_of_head", "reset"):
         frames.append(ready(listed.frame(cursor, reset=kind == "reset")))
         peer = listed.peer_frame()
         if peer is not None:
@@ -128,7 +131,7 @@ def loaded(connection: Connection, feed: Feed, listed: Listed, begin: Begin = LA
 
 
 class Loader:
-    """Reads conversations for open sessions, many at a time: those that they were brought into, and those that changed."""
+    """Reads conversations for open sessions, many at a time: new ones, and those that changed."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool

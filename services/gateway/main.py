@@ -46,8 +46,7 @@ from shared.settings import load
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from services.gateway.listener import Listener
-    from services.gateway.session import Feed
+    from services.gateway.feed import Feed
     from shared.postgres import Pool
 
 _ACKS_S = 5.0
@@ -81,6 +80,7 @@ class Gateway:
         )
         self.fanout.queued = _turns(loop, self.fanout)
         self.fanout.gap = self._gap
+        self.fanout.other_store = self._store_changed
         self.acks = Acks(
             settings.kafka_bootstrap, topics.acks, flush_s=settings.gateway_ack_flush_ms / 1000, client_id=client_id
         )
@@ -101,9 +101,7 @@ class Gateway:
         )
         limits = Limits(*_rates(settings))
         self._spread = Spread(self._link, limits, prefix=settings.topic_prefix)
-        typing = Typing(
-            self._link, self._feeds_of, prefix=settings.topic_prefix, most=settings.gateway_typing_most
-        )
+        typing = Typing(self._link, self._feeds_of, prefix=settings.topic_prefix, most=settings.gateway_typing_most)
         self._typing = typing
         self._social = Social(self.fanout, self.presence, typing, limits, self.transitions)
         self.kicks = self._social.kicks = Kicks(
@@ -133,16 +131,12 @@ class Gateway:
             for topic, pause_s in ((topics.events, _EVENTS_PAUSE_S), (topics.receipts, _RECEIPTS_PAUSE_S))
         ]
         self._opener = Opener(pool, gateway=settings.gateway_name)
-        self._greeter = Greeter(
-            pool, self.fanout, self._opener, at_once=_ROUND_ROBIN_READS, spawn=tasks.create_task
-        )
+        self._greeter = Greeter(pool, self.fanout, self._opener, at_once=_ROUND_ROBIN_READS, spawn=tasks.create_task)
         self._loader = Loader(pool)
-        self._catch_up = CatchUp(
-            pool, self.fanout, at_once=settings.gateway_reads, page=settings.gateway_page
-        )
+        self._catch_up = CatchUp(pool, self.fanout, at_once=settings.gateway_reads, page=settings.gateway_page)
         self._gauges = Gauges(self.sessions, self.fanout)
         self._clock = Clock(self._chores, every_s=_CHORES_S)
-        self._listener: Listener | None = None
+        self._changing: asyncio.Task[None] | None = None
         self.parts = Parts(
             settings=settings,
             pool=pool,
@@ -200,7 +194,6 @@ class Gateway:
             ssl=tls,
             reuse_port=shares_port,
         ) as listener:
-            self._listener = listener
             self._gauges.listener = listener
             logger(__name__).info("serving", port=listener.port)
             serving_.set()
@@ -249,9 +242,12 @@ class Gateway:
 
     def _store_changed(self) -> None:
         """Seqs may belong to other events than before: nobody may go on from what this gateway remembers."""
-        self.transitions.note("store", "changed")
+        if self._changing is None or self._changing.done():
+            logger(__name__).warning("the store was replaced: all sessions begin anew")
+            self.transitions.note("store", "changed")
+            away = drain(self.sessions, self.settings.gateway_drain_s, reason="the store was replaced")
+            self._changing = self._tasks.create_task(away)
         self._greeter.forget()
-        self._tasks.create_task(drain(self.sessions, self.settings.gateway_drain_s, reason="the store was replaced"))
         self.fanout.forget()
 
     def _chores(self, now: float) -> None:

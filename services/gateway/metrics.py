@@ -7,8 +7,8 @@ from prometheus_client import Counter, Gauge, Histogram
 SESSIONS = Gauge("waybill_sessions", "Sessions on this gateway, greeted or not.", multiprocess_mode="livesum")
 SESSIONS_BY_STATE = Gauge(
     "waybill_sessions_by_state",
-    "opening: no `hello` yet; listing: conversations are being told; live: takes events as they come; behind: takes what "
-    "it missed; stalled: behind, and its window or buffer is full. Counted every few seconds.",
+    "opening: no `hello` yet; listing: conversations are being told; live: takes events as they come; behind: takes "
+    "what it missed; stalled: behind, and its window or buffer is full. Counted every few seconds.",
     ["state"],
     multiprocess_mode="livesum",
 )
@@ -34,10 +34,15 @@ BEHIND_SECONDS = Histogram(
     buckets=(1, 2, 5, 10, 30, 60, 300),
 )
 WINDOW_STALLS = Counter(
-    "waybill_window_stalls", "Times that a live session fell behind: its window or its buffer was full, or it missed something."
+    "waybill_window_stalls",
+    "Times that a live session fell behind: its window or its buffer was full, or it missed something.",
 )
 RING_BYTES = Gauge("waybill_ring_bytes", "What the rings of recent events hold.", multiprocess_mode="livesum")
-ROOMS = Gauge("waybill_rooms", "Conversations with local sessions, or kept ready for those who come back.", multiprocess_mode="livesum")
+ROOMS = Gauge(
+    "waybill_rooms",
+    "Conversations with local sessions, or kept ready for those who come back.",
+    multiprocess_mode="livesum",
+)
 DROPPED = Counter(
     "waybill_dropped", "Sessions that were given up, by reason. too_slow: more waited for it than is held.", ["reason"]
 )
@@ -46,11 +51,15 @@ REPLACED = Counter("waybill_replaced_sessions", "Sessions that ended for a newer
 REVOKED = Counter("waybill_revoked_sessions", "Sessions that ended because their token was revoked.")
 CLIENT_FRAMES = Counter("waybill_client_frames", "Frames from clients, by the rate that they count against.", ["kind"])
 RECORDS = Counter("waybill_records", "Records of events and receipts read from Kafka.")
-SOCKET_BYTES = Counter("waybill_socket_bytes", "Bytes of frames, by direction: in from clients, out to them.", ["direction"])
+SOCKET_BYTES = Counter(
+    "waybill_socket_bytes", "Bytes of frames, by direction: in from clients, out to them.", ["direction"]
+)
 IGNORED_ACKS = Counter("waybill_ignored_acks", "Seqs in acks that are above the head or not visible.")
 CLIENT_ERRORS = Counter("waybill_client_errors", "Error frames sent to clients, by code.", ["code"])
 DROPPED_RECORDS = Counter("waybill_dropped_records", "Kafka records whose conversation has no local session.")
-ACKS_WAITING = Gauge("waybill_acks_waiting", "Devices' acks and marks that Kafka has not confirmed yet.", multiprocess_mode="livesum")
+ACKS_WAITING = Gauge(
+    "waybill_acks_waiting", "Devices' acks and marks that Kafka has not confirmed yet.", multiprocess_mode="livesum"
+)
 SENDS_WAITING = Gauge("waybill_sends_waiting", "Sends that wait for ingest.", multiprocess_mode="livesum")
 PUSH_SECONDS = Histogram(
     "waybill_push_seconds",

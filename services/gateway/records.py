@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from services.gateway.events import EVENT_TYPE
 from shared.contracts.words import Count, Name, Seq  # noqa: TC001 - msgspec reads annotations
+
 if TYPE_CHECKING:
     from shared.kafka import Consumed
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 from services.gateway.acks import Device, Mark
 from services.gateway.close import Close
-from services.gateway.metrics import CLIENT_FRAMES, IGNORED_ACKS
 from services.gateway.group_receipts import receipts_of
+from services.gateway.metrics import CLIENT_FRAMES, IGNORED_ACKS
 from services.gateway.wire import ready
 from shared.clock import wire_time
 from shared.contracts import frames
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from services.gateway.answers import Outcome
     from services.gateway.connection import Connection
-    from services.gateway.session import Feed
+    from services.gateway.feed import Feed
 
 
 def handle(connection: Connection, data: str | bytes) -> None:
@@ -98,7 +98,7 @@ def _answer(connection: Connection, frame: frames.Known, rid: str | None) -> Non
 
 
 def _admit(connection: Connection, kind: str) -> None:
-    """Count a frame against the session's and the user's rates. Raises `RateLimitedError`, and `Close` far over them."""
+    """Count a frame against the session's and the user's rates. Raises `RateLimitedError`; far over them, `Close`."""
     CLIENT_FRAMES.labels(kind).inc()
     if connection.rates is None:
         return

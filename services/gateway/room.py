@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from services.gateway.events import Entry
     from services.gateway.fanout import Follower
-    from services.gateway.session import Feed
+    from services.gateway.feed import Feed
 
 RUN_BYTES = 64 * 1024
 """What one write to a session brings at most, about."""
@@ -29,6 +29,9 @@ class Came(Enum):
     OLD = "old"
     GAP = "gap"
     """There is something between the ring's end and this event."""
+
+    OTHER = "other"
+    """Another event had this seq before: the store is not the one that it was."""
 
 
 class Run:
@@ -61,8 +64,8 @@ class Room:
 
     ``head``: the highest seq that Kafka or a read has told of; 0: none yet. ``top``: the last seq of the ring, or the
     one before the first that it will take; 0: not known yet. ``committed``: the highest that a client was told of by
-    `sent` or a page, maybe before Kafka brought it. ``queued``: the fan-out will visit its feeds. ``told``: the ring's end
-    when its feeds were visited last. ``direct``: None until it was read; ``watchers``: who wants a group's receipts.
+    `sent` or a page, maybe before Kafka brought it. ``queued``: the fan-out will visit its feeds. ``told``: the
+    ring's end when its feeds were visited last. ``direct``: None until it was read; ``watchers``: who wants a group's receipts.
     """
 
     __slots__ = (
@@ -115,8 +118,7 @@ class Room:
         """A read has seen this head: raise the known one; returns it."""
         if self.top == 0:
             self.top = self.told = head
-        if head > self.head:
-            self.head = head
+        self.head = max(self.head, head)
         return self.head
 
     def seen(self, told: int, head: int) -> int:
@@ -133,9 +135,12 @@ class Room:
     def came(self, entry: Entry) -> Came:
         """An event came from Kafka, in whatever order."""
         seq = entry.seq
-        if seq > self.head:
-            self.head = seq
+        self.head = max(self.head, seq)
         if seq <= self.top:
+            events = self._events
+            known = events is not None and seq >= self._base
+            if known and events and events[seq - self._base].event_id != entry.event_id:
+                return Came.OTHER
             return Came.OLD
         came = Came.NEXT if seq == self.top + 1 or self.top == 0 else Came.GAP
         if came is Came.GAP or self._events is None:
@@ -211,7 +216,7 @@ class Room:
         return made
 
     def fresh_run(self, position: int) -> Run | None:
-        """As `run`, if it is what a read would find now: nothing newer is known, and no event of it was changed since."""
+        """As `run`, if a read would find the same now: nothing newer is known, and no event of it was changed since."""
         if self.top < self.head or position + 1 < self._fresh_from:
             return None
         return self.run(position)

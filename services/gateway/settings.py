@@ -39,7 +39,9 @@ class GatewaySettings(Settings, PostgresSettings, KafkaSettings, RedisSettings, 
     gateway_send_queue: int = Field(20_000, ge=1, description="Most sends that wait for ingest.")
     gateway_session_sends: int = Field(1_000, ge=1, description="Most sends of one session that wait for ingest.")
     gateway_buffer_bytes: int = Field(
-        64 * 1024, ge=16 * 1024, description="What may wait here to be written to a socket before its session reads later."
+        64 * 1024,
+        ge=16 * 1024,
+        description="What may wait here to be written to a socket before its session reads later.",
     )
     gateway_send_buffer_bytes: int = Field(
         64 * 1024, ge=0, description="The same in the kernel, which doubles it. 0 leaves it to the kernel."
@@ -56,7 +58,9 @@ class GatewaySettings(Settings, PostgresSettings, KafkaSettings, RedisSettings, 
     gateway_sweep_s: float = Field(
         5.0, gt=0, le=300, description="Seconds between sweeps: what Kafka did not bring is found after at most two."
     )
-    gateway_ack_flush_ms: int = Field(10, ge=0, le=1000, description="How long acks are gathered before Kafka, at least.")
+    gateway_ack_flush_ms: int = Field(
+        10, ge=0, le=1000, description="How long acks are gathered before Kafka, at least."
+    )
     gateway_ack_refresh_s: float = Field(300.0, gt=0, description="How often a session's acked ranges go out again.")
     gateway_drain_s: float = Field(
         5.0, ge=0, le=300, description="On SIGTERM, the time over which sessions are told to come back elsewhere."
@@ -81,7 +85,9 @@ class GatewaySettings(Settings, PostgresSettings, KafkaSettings, RedisSettings, 
     )
     gateway_frames_per_s: float = Field(200.0, ge=0, description="Frames of a session per second; 0: no limit.")
     gateway_frames_burst: int = Field(2_000, ge=1, description="Frames that a session may save up.")
-    gateway_sends_per_s: float = Field(50.0, ge=0, description="Sends of a session, and of a user, per second; 0: no limit.")
+    gateway_sends_per_s: float = Field(
+        50.0, ge=0, description="Sends of a session, and of a user, per second; 0: no limit."
+    )
     gateway_sends_burst: int = Field(500, ge=1, description="Sends that it may save up.")
     gateway_pulls_per_s: float = Field(20.0, ge=0, description="Pulls and watches per second; 0: no limit.")
     gateway_pulls_burst: int = Field(100, ge=1, description="Pulls that may be saved up.")

@@ -1,4 +1,4 @@
-"""What sessions tell each other outside the timelines: presence, typing, and that a newer session replaces an older one.
+"""What sessions tell each other outside the timelines: presence, typing, that a newer one replaces an older one.
 
 All of it goes through Redis to other gateways; without Redis it works among the sessions of this process.
 """

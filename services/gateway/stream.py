@@ -168,7 +168,7 @@ class Stream:
                 if wanted and not self._sweep.told_receipt(record.partition, of.seq):
                     fanout.receipt(of.conversation_id, value)
             elif wanted:
-                fanout.event(of.conversation_id, of.seq, of.type, value, stamped, of.committed)
+                fanout.event(of.conversation_id, of.seq, of.type, value, stamped=stamped, committed=of.committed)
                 if of.type in ALWAYS:
                     self._sweep.saw_change(of.conversation_id, of.seq)
         except (ValueError, msgspec.MsgspecError) as error:

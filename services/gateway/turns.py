@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from services.gateway.events import Entry
     from services.gateway.fanout import Fanout, Follower
+    from services.gateway.feed import Feed
     from services.gateway.room import Room
-    from services.gateway.session import Feed
 
 
 class Key(NamedTuple):
@@ -56,8 +56,11 @@ class Own(NamedTuple):
 
 
 class Turns:
-    """``page``: most events of a read. ``queued`` is called for each read that `next` will give; ``later`` calls back
-    in a while, for a session whose read brought nothing although more is known."""
+    """``page``: most events of a read.
+
+    ``queued`` is called for each read that `next` will give; ``later`` calls back in a while, for a session whose read
+    brought nothing although more is known.
+    """
 
     def __init__(self, fanout: Fanout, *, page: int) -> None:
         self.queued: Callable[[], None] = lambda: None
@@ -71,7 +74,7 @@ class Turns:
         return len(self._needs)
 
     def wake(self, follower: Follower) -> None:
-        """Hand out what the rings hold, and ask for the rest: call it when a feed fell behind, or there is room again."""
+        """Hand out what the rings hold, and ask for the rest: when a feed fell behind, or there is room again."""
         session = follower.session
         now = self._fanout.clock()
         pushed = 0

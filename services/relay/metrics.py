@@ -124,7 +124,18 @@ LETTERS_EXPIRED = Counter(
 
 for _change in ("made", "closed", "dropped"):
     PARTITION_CHANGES.labels(_change)
-for _step in ("make", "close", "summarise", "drop", "drop_deliveries", "forget", "letters", "make_days", "drop_days", "revocations"):
+for _step in (
+    "make",
+    "close",
+    "summarise",
+    "drop",
+    "drop_deliveries",
+    "forget",
+    "letters",
+    "make_days",
+    "drop_days",
+    "revocations",
+):
     RETENTION_PUT_OFF.labels(_step)
 for _state in LETTER_STATES:
     LETTERS_EXPIRED.labels(_state)

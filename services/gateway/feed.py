@@ -1,0 +1,153 @@
+"""One conversation in one session: what was handed out of it, and what is acknowledged. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shared.ranges import EMPTY, OPEN, RangeSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from services.gateway.fanout import Follower
+    from services.gateway.room import Room
+    from shared.ranges import Pair
+
+NEVER = OPEN
+"""``open_from`` of who is no member."""
+
+_MOST_EARLY = 1_000
+"""Most ranges of acks that wait for the `conversation` frame."""
+
+
+class Sent:
+    """Seqs ``first`` to ``last``, written together. ``due``: when they go again; ``tries``: how often they did."""
+
+    __slots__ = ("due", "first", "last", "since", "tries")
+
+    def __init__(self, first: int, last: int, since: float, due: float) -> None:
+        self.first = first
+        self.last = last
+        self.since = since
+        self.due = due
+        self.tries = 0
+
+
+class Feed:
+    """One conversation in one session.
+
+    ``position``: everything visible up to it was handed to the socket. ``as_of``: the seq up to which ``visible`` and
+    ``role`` are known. ``open_from``: where the last range of ``visible`` begins if it has no end, else `NEVER`.
+    ``start``, ``low``: the device acked everything visible in (start, low] in this session; ``gaps``: what else it
+    acked; ``record``: what the server knew of before. ``loading``: its `conversation` frame has to go out before any
+    event; ``fresh``: none went out yet; ``asleep``: it goes out before the first event that comes; ``halted``: no
+    event goes out at all, the client has to begin anew. ``early``: acks that came before the frame, of what a page or
+    `sent` told. ``own``: only a read for this user can tell what comes next.
+    """
+
+    __slots__ = (
+        "as_of",
+        "asleep",
+        "behind",
+        "direct",
+        "early",
+        "fresh",
+        "gaps",
+        "halted",
+        "in_flight",
+        "keeps_history",
+        "loading",
+        "low",
+        "open_from",
+        "own",
+        "owner",
+        "position",
+        "read_version",
+        "record",
+        "role",
+        "room",
+        "sent",
+        "start",
+        "visible",
+        "watching",
+    )
+
+    def __init__(self, room: Room, owner: Follower) -> None:
+        self.room = room
+        self.owner = owner
+        self.loading = self.fresh = True
+        self.halted = self.behind = self.own = self.asleep = False
+        self.direct = self.keeps_history = self.watching = False
+        self.role = "member"
+        self.visible = EMPTY
+        self.open_from = NEVER
+        self.as_of = 0
+        self.position = self.start = self.low = 0
+        self.read_version = 0
+        self.gaps = self.record = self.early = EMPTY
+        self.in_flight = 0
+        self.sent: list[Sent] | None = None
+
+    @property
+    def conversation_id(self) -> str:
+        """Of the room."""
+        return self.room.conversation_id
+
+    @property
+    def member(self) -> bool:
+        """Whether the user is a member now."""
+        return self.open_from != NEVER
+
+    @property
+    def held(self) -> bool:
+        """Whether no event may go out now."""
+        return self.loading or self.halted
+
+    def may_see(self, seq: int) -> bool:
+        """Whether the user may read this seq; true only for what ``as_of`` covers or a member's open range."""
+        return seq >= self.open_from or seq in self.visible
+
+    def wait_for_frame(self, ranges: Iterable[Pair]) -> bool:
+        """Keep an ack until it is known what the user may see; False if too many ranges wait."""
+        early = self.early | RangeSet(ranges)
+        if len(early) > _MOST_EARLY:
+            return False
+        self.early = early
+        return True
+
+    def known(self, as_of: int, visible: RangeSet, role: str) -> bool:
+        """Take membership as a read found it; False for an older read than what is known, which changes nothing."""
+        if as_of < self.as_of:
+            return False
+        self.as_of, self.role = as_of, role
+        self.see(visible)
+        return True
+
+    def begin(self, position: int, record: int) -> None:
+        """Pushing starts above ``position``; the server knows that the device holds everything up to ``record``."""
+        self.position = self.start = self.low = position
+        self.record = RangeSet([(1, record)]) if record else EMPTY
+
+    def acked(self) -> RangeSet:
+        """What the device said in this session that it stores."""
+        return (
+            (self.gaps | RangeSet([(self.start + 1, self.low)])) & self.visible if self.low > self.start else self.gaps
+        )
+
+    def see(self, visible: RangeSet) -> None:
+        """The user may see this."""
+        self.visible = visible
+        pairs = tuple(visible)
+        self.open_from = pairs[-1][0] if pairs and pairs[-1][1] == OPEN else NEVER
+
+    def go_back(self, position: int, seen: RangeSet) -> None:
+        """Begin anew above a lower position. ``seen``: what the user could see before."""
+        if self.low > position:
+            self.gaps = (self.acked() & seen) - RangeSet([(0, position)])
+            self.low = position
+            self.start = min(self.start, position)
+        self.position = position
+        sent = [run for run in self.sent or () if run.first <= position]
+        for run in sent:
+            run.last = min(run.last, position)
+        self.sent = sent or None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import msgspec
 
 from services.gateway.link import AwayError
-from services.gateway.redis_metrics import REDIS_BAD_MESSAGES, REDIS_DROPPED
+from services.gateway.metrics import REDIS_BAD_MESSAGES, REDIS_DROPPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

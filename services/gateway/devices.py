@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from services.gateway.judge import SWEEP_FINDS
+from services.gateway.metrics import SWEEP_FINDS
 from shared.postgres import unavailable_if_away
 from shared.statements import statements
 

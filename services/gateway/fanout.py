@@ -84,7 +84,8 @@ class Fanout:
     bytes, that a room's ring holds; ``rings_bytes``: that all rings hold. ``linger_s``: how long a room is kept after
     its last session, ready for those who come back, but never more than ``most_idle``.
     ``clock`` gives seconds, as `time.monotonic` does. ``gap`` is told of a hole in what Kafka brought: conversation,
-    first and last missing seq; ``other_store``, that a seq belongs to another event than before.
+    first and last missing seq; ``other_store``, that a seq belongs to another event than before;
+    ``membership_changed``, of whom an event brings into a conversation, takes out of it, or gives another role.
     """
 
     def __init__(
@@ -103,6 +104,8 @@ class Fanout:
         self.queued: Callable[[], None] = lambda: None
         self.gap: Callable[[str, int, int], None] = lambda *_: None
         self.other_store: Callable[[], None] = lambda: None
+        self.membership: Callable[[str], None] = lambda _: None
+        self.membership_changed: Callable[[str], None] = lambda _: None
         self._ring = ring
         self._ring_bytes = ring_bytes
         self._rings_bytes = rings_bytes
@@ -312,6 +315,12 @@ class Fanout:
     def _bring_in(self, conversation_id: str, change: Change) -> None:
         for user_id in change.added:
             self.belongs(user_id, conversation_id)
+            self.membership(user_id)
+        if change.action in ("remove", "leave") and change.user_id is not None:
+            self.membership(change.user_id)
+            self.membership_changed(user_id)
+        if change.user_id is not None and change.user_id not in change.added:
+            self.membership_changed(change.user_id)
 
     # Handing out.
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shared.contracts.frames import Hello
     from shared.postgres import Pool
 
-_GATHER_S = 0.003
+_GATHER_S = 0.008
 _MOST = 200
 _MOST_ROWS = 2_000
 _CHUNK = 500
@@ -138,7 +138,7 @@ class Greeter:
         self._incarnation = None
 
     async def open(self, connection: Connection, claims: Claims) -> None:
-        """Raise the device's session number, and say `welcome`. Raises `Close`, `UnavailableError`."""
+        """Raise the device's session number. Raises `Close`, `UnavailableError`."""
         if len(self._fanout.users.get(connection.user_id, ())) >= connection.parts.settings.gateway_user_sessions:
             raise Close(4429, "too many sessions of this user")
         opened = await self._opener.open(connection.user_id, connection.device_id, connection.session_id, claims)
@@ -147,13 +147,12 @@ class Greeter:
         if opened.number is None:
             raise Close(4401, "the token was revoked")
         connection.number = opened.number
-        connection.write(ready(_welcome(connection)))
         # From now on an event that brings the user into a conversation is not missed.
         self._fanout.register(connection)
         connection.parts.social.opened(connection)
 
     async def tell(self, connection: Connection, said: Hello) -> None:
-        """Tell the conversations, and `listed`. Raises `UnavailableError`."""
+        """Say `welcome`, the conversations, and `listed`. Raises `UnavailableError`."""
         if connection.ended:
             return
         guest = _Guest(connection, said)
@@ -263,7 +262,7 @@ class Greeter:
 
     async def _tell_one(self, connection: Connection, begin: Begin, found: list[Listed], since: Since) -> None:
         found.sort(key=newest_first, reverse=True)
-        out: list[bytes] = []
+        out = [ready(_welcome(connection))]
         count = 0
         for listed in found:
             feed = None if connection.ended else connection.session.feeds.get(listed.conversation_id)
@@ -274,7 +273,7 @@ class Greeter:
             out += frames_
             if len(out) >= _CHUNK:
                 connection.write(b"".join(out))
-                out.clear()
+                out = []
                 await _drained(connection)
         if not connection.ended:
             out.append(ready(f'{{"t":"listed","count":{count},"since":"{since}"}}'.encode()))

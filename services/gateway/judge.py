@@ -6,9 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
-from prometheus_client import Counter
 
 from services.gateway.events import EVENT_TYPE, entry
+from services.gateway.metrics import SWEEP_FINDS, SWEEP_ROWS
 from services.gateway.sweep_rules import ChangeRecords, ReceiptRecords, Row
 from shared.logging import logger
 from shared.metrics import LOOP_ERRORS
@@ -16,21 +16,11 @@ from shared.metrics import LOOP_ERRORS
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
-    from services.gateway.sweep_rules import Turn
+from services.gateway.sweep_rules import Turn
 
 _LOOP = LOOP_ERRORS.labels("sweep")
 _CONTENTS_AT_ONCE = 200
 _HEADS_AT_ONCE = 200
-
-SWEEP_FINDS = Counter(
-    "waybill_sweep_finds",
-    "What Postgres had, and Kafka or Redis had not brought in time. event: a conversation's head; change: a membership "
-    "or a conversation; receipt; session: a device has a newer one.",
-    ["kind"],
-)
-SWEEP_ROWS = Counter("waybill_sweep_rows", "Rows of the outbox that the sweep read.")
-for _kind in ("event", "change", "receipt", "session"):
-    SWEEP_FINDS.labels(_kind)
 
 
 class Session(Protocol):

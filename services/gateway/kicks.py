@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from services.gateway.channel import Channel
-from services.gateway.redis_metrics import REDIS_BAD_MESSAGES
+from services.gateway.metrics import REDIS_BAD_MESSAGES
 from shared import hints
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from services.gateway.link import Link
 
-_GATHER_S = 0.01
+_GATHER_S = 0.05
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True):

@@ -19,7 +19,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from services.gateway.redis_metrics import REDIS_BAD_MESSAGES, REDIS_OUTAGES, REDIS_UP
+from services.gateway.metrics import REDIS_BAD_MESSAGES, REDIS_OUTAGES, REDIS_UP
 from shared.clock import Backoff
 from shared.logging import logger
 from shared.metrics import LOOP_ERRORS

@@ -9,21 +9,18 @@ import ssl as tls
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from prometheus_client import Counter
-
 from services.gateway import addresses, upgrade
+from services.gateway.metrics import HANDSHAKES
 from services.gateway.wire import Wire
 from shared.logging import logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
     from services.gateway.upgrade import Answer, Asked, Policy
     from services.gateway.wire_base import Handler, WireBase
 
-HANDSHAKES = Counter("waybill_handshakes", "Connections to the sockets' port, by how they were answered.", ["status"])
 _BACKLOG = 4096
 _CUT_OFF = "cut off"
 
@@ -91,7 +88,6 @@ class Listener:
             # Twice the limit may be connected, so that most who are over it are told; beyond that nobody is heard.
             self._count(wire, wire.peer)
             if self._over(wire, 2 * self.policy.most_per_address):
-                self._uncount(wire)
                 HANDSHAKES.labels(_CUT_OFF).inc()
                 return False
         self.opening.add(wire)
@@ -163,14 +159,10 @@ class Listener:
         self.stop_accepting()
         for wire in [*self.wires]:
             wire.close(1001, "the server ends")
-        self._cut(self.opening)
-        if not await self.emptied(2 * self.policy.close_s):
-            self._cut(self.opening | self.wires)
-            await self.emptied(self.policy.close_s)
-
-    def _cut(self, wires: AbstractSet[WireBase]) -> None:
-        for wire in [*wires]:
-            wire.abort()
+        for opening in [*self.opening]:
+            opening.abort()
+        # Each wire cuts itself off when its time is over.
+        await self.emptied(3 * self.policy.close_s)
 
 
 @contextlib.asynccontextmanager
@@ -213,9 +205,8 @@ async def serving(
 
 
 def _prepare(listening: socket.socket, policy: Policy) -> None:
-    """Set what accepted connections inherit: once, not for each."""
+    """Set what accepted connections inherit: once, not for each. The loop itself sets TCP_NODELAY."""
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if policy.send_buffer_bytes:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, policy.send_buffer_bytes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from services.gateway.acks import Acks
 from services.gateway.catchup import CatchUp
@@ -44,8 +44,9 @@ from shared.runtime import http, run
 from shared.settings import load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Collection, Coroutine
 
+    from services.gateway.fanout import Follower
     from services.gateway.feed import Feed
     from shared.postgres import Pool
 
@@ -99,6 +100,8 @@ class Gateway:
             refresh_s=settings.gateway_heartbeat_s,
             grace_s=settings.gateway_presence_grace_s,
         )
+        self.fanout.membership_changed = self.presence.membership_changed
+        self.fanout.membership = self.presence.membership_changed
         limits = Limits(*_rates(settings))
         self._spread = Spread(self._link, limits, prefix=settings.topic_prefix)
         typing = Typing(self._link, self._feeds_of, prefix=settings.topic_prefix, most=settings.gateway_typing_most)
@@ -227,9 +230,9 @@ class Gateway:
 
         return {"postgres": postgres, "sockets": sockets}
 
-    def _feeds_of(self, conversation_id: str) -> list[tuple[Connection, Feed]]:
+    def _feeds_of(self, conversation_id: str) -> Collection[tuple[Follower, Feed]]:
         room = self.fanout.rooms.get(conversation_id)
-        return [] if room is None else cast("list[tuple[Connection, Feed]]", list(room.feeds.items()))
+        return () if room is None else room.feeds.items()
 
     def _kafka_away(self) -> bool:
         return any(stream.away is not None for stream in self.streams)

@@ -71,6 +71,58 @@ PUSH_COMMIT_SECONDS = Histogram(
     "From an event's commit to the write to the first socket. It compares two machines' clocks.",
     buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
 )
+REDIS_UP = Gauge("waybill_redis_up", "1 while Redis does what it is asked, else 0.", multiprocess_mode="livemin")
+REDIS_OUTAGES = Counter("waybill_redis_outages", "Times that Redis was lost, or not there at the start.")
+REDIS_BAD_MESSAGES = Counter(
+    "waybill_redis_bad_messages", "Messages from Redis that could not be read, or whose handling failed."
+)
+REDIS_DROPPED = Counter(
+    "waybill_redis_dropped",
+    "Items for other gateways that were dropped because Redis was away or the queue was full, by channel.",
+    ["channel"],
+)
+PRESENCE_WATCHED = Gauge(
+    "waybill_presence_watched", "Users whose presence some local session wants to know.", multiprocess_mode="livesum"
+)
+PRESENCE_FRAMES = Counter("waybill_presence_frames", "Presence frames written to sessions.")
+PRESENCE_CHECKS = Counter("waybill_presence_checks", "Reads from Postgres of who shares a conversation with whom.")
+TYPING = Counter(
+    "waybill_typing",
+    "Typing frames from local sessions. told: to the others; too_soon: the session just said so; too_large: the "
+    "conversation has too many local sessions.",
+    ["result"],
+)
+RATE_LIMITED = Counter(
+    "waybill_rate_limited",
+    "Frames that were refused, by what they ask for and by whose rate was used up: the session's, the user's in this "
+    "process, or the user's over all gateways (shared).",
+    ["kind", "scope"],
+)
+SWEEP_FINDS = Counter(
+    "waybill_sweep_finds",
+    "What Postgres had, and Kafka or Redis had not brought in time. event: a conversation's head; change: a membership "
+    "or a conversation; receipt; session: a device has a newer one.",
+    ["kind"],
+)
+SWEEP_ROWS = Counter("waybill_sweep_rows", "Rows of the outbox that the sweep read.")
+TRANSITIONS_DROPPED = Counter(
+    "waybill_transitions_dropped",
+    "Entries of the log of state changes that were given up: too many waited to be written.",
+)
+HANDSHAKES = Counter("waybill_handshakes", "Connections to the sockets' port, by how they were answered.", ["status"])
+# Both have labels: without one, each child would keep a zero in its own file, beside the parent's figure.
+PROCESSES = Gauge(
+    "waybill_gateway_processes",
+    "Processes of a gateway that has several: up, or down.",
+    ["state"],
+    multiprocess_mode="livesum",
+)
+PROCESS_ENDS = Counter(
+    "waybill_gateway_process_ends",
+    "Processes of a gateway that ended unasked. ended: by itself; hung: killed, it answered no question any more; "
+    "not_up: killed, it never said where its health is; not_started: the system had no room for it.",
+    ["how"],
+)
 
 for _kind in ("behind", "ahead_of_head", "ahead_of_record", "gap", "reset"):
     CURSOR_BREAKS.labels(_kind)
@@ -81,3 +133,9 @@ for _rate in ("frames", "sends", "pulls", "creates", "presence"):
 for _direction in ("in", "out"):
     SOCKET_BYTES.labels(_direction)
 DROPPED.labels("too_slow")
+for _channel in ("typing", "sessions"):
+    REDIS_DROPPED.labels(_channel)
+for _result in ("told", "too_soon", "too_large"):
+    TYPING.labels(_result)
+for _find in ("event", "change", "receipt", "session"):
+    SWEEP_FINDS.labels(_find)

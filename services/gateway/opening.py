@@ -55,7 +55,7 @@ class Opener:
         pool: Pool,
         *,
         gateway: str,
-        gather_s: float = 0.003,
+        gather_s: float = 0.008,
         most: int = 200,
         at_once: int = 2,
         most_waiting: int = 20_000,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from services.gateway.link import AwayError
+from services.gateway.metrics import PRESENCE_CHECKS, PRESENCE_FRAMES, PRESENCE_WATCHED, REDIS_BAD_MESSAGES
 from services.gateway.presence_state import News
 from services.gateway.presence_watchers import Watchers
-from services.gateway.redis_metrics import PRESENCE_CHECKS, PRESENCE_FRAMES, PRESENCE_WATCHED, REDIS_BAD_MESSAGES
 from shared.clock import Backoff
 from shared.errors import UnavailableError
 from shared.logging import logger

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from services.gateway.child import ASK_S, Child
+from services.gateway.metrics import PROCESS_ENDS, PROCESSES
 from services.gateway.parent import METRICS
 from shared.clock import Backoff
 from shared.health import private_app
@@ -34,20 +35,6 @@ if TYPE_CHECKING:
 
     from services.gateway.settings import GatewaySettings
     from shared.health import Check
-
-# Both have labels: without one, each child would keep a zero in its own file, beside the parent's figure.
-PROCESSES = Gauge(
-    "waybill_gateway_processes",
-    "Processes of a gateway that has several: up, or down.",
-    ["state"],
-    multiprocess_mode="livesum",
-)
-PROCESS_ENDS = Counter(
-    "waybill_gateway_process_ends",
-    "Processes of a gateway that ended unasked. ended: by itself; hung: killed, it answered no question any more; "
-    "not_up: killed, it never said where its health is; not_started: the system had no room for it.",
-    ["how"],
-)
 
 _PORT_S = 15.0
 """Processes of a gateway that was killed close the public port at once, but not in no time."""

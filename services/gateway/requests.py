@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from services.gateway.acks import Device, Mark
 from services.gateway.close import Close
 from services.gateway.group_receipts import receipts_of
-from services.gateway.metrics import CLIENT_FRAMES, IGNORED_ACKS
+from services.gateway.metrics import CLIENT_FRAMES, IGNORED_ACKS, RATE_LIMITED
 from services.gateway.wire import ready
 from shared.clock import wire_time
 from shared.contracts import frames
@@ -103,6 +103,10 @@ def _admit(connection: Connection, kind: str) -> None:
     if connection.rates is None:
         return
     verdict = connection.rates.ask(kind, time.monotonic())
+    if verdict.retry_after_ms:
+        RATE_LIMITED.labels(kind, verdict.scope).inc()
+    if verdict.retry_after_ms:
+        RATE_LIMITED.labels(kind, verdict.scope).inc()
     if verdict.far_over:
         raise Close(4429, "far over the rate")
     if verdict.retry_after_ms:

@@ -65,7 +65,8 @@ class Room:
     ``head``: the highest seq that Kafka or a read has told of; 0: none yet. ``top``: the last seq of the ring, or the
     one before the first that it will take; 0: not known yet. ``committed``: the highest that a client was told of by
     `sent` or a page, maybe before Kafka brought it. ``queued``: the fan-out will visit its feeds. ``told``: the
-    ring's end when its feeds were visited last. ``direct``: None until it was read; ``watchers``: who wants a group's receipts.
+    ring's end when its feeds were visited last. ``version``: rises when what was read before may be out of date.
+    ``direct``: None until it was read; ``watchers``: who wants a group's receipts.
     """
 
     __slots__ = (
@@ -83,6 +84,7 @@ class Room:
         "size",
         "told",
         "top",
+        "version",
         "watchers",
     )
 
@@ -98,6 +100,7 @@ class Room:
         self.order: list[Feed] | None = None
         self.queued = False
         self.size = 0
+        self.version = 0
         self._base = 1
         self._fresh_from = 1
         self._events: list[Entry] | None = None
@@ -143,8 +146,9 @@ class Room:
                 return Came.OTHER
             return Came.OLD
         came = Came.NEXT if seq == self.top + 1 or self.top == 0 else Came.GAP
-        if came is Came.GAP or self._events is None:
+        if came is Came.GAP:
             self.forget()
+        if self._events is None:
             self._base = seq
             self._events = []
         self._events.append(entry)
@@ -153,6 +157,7 @@ class Room:
         self.top = seq
         if entry.outdates:
             self._fresh_from = seq
+            self.version += 1
         return came
 
     def fill(self, entries: list[Entry], head: int) -> bool:
@@ -179,6 +184,7 @@ class Room:
         self._events = self._runs = None
         self.size = 0
         self._base = self._fresh_from = self.top + 1
+        self.version += 1
 
     def shorten(self, most: int, most_bytes: int) -> None:
         """Drop the oldest events until the ring holds at most ``most`` of about ``most_bytes``."""
@@ -227,8 +233,3 @@ class Room:
         if self._events is None or self.top < self.head or low < self._fresh_from or at < 0 or high > self.top:
             return None
         return self._events[at : high - self._base + 1]
-
-    @property
-    def version(self) -> int:
-        """Changes whenever what was read before may be out of date."""
-        return self._fresh_from

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import asyncpg
 import msgspec
-from prometheus_client import Counter
 
+from services.gateway.metrics import TRANSITIONS_DROPPED
 from shared.clock import Backoff
 from shared.errors import UnavailableError
 from shared.logging import logger
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 _INSERT = statements(__file__)["insert"]
 _LOOP = LOOP_ERRORS.labels("transitions")
 _WRITE_S = 5.0
-
-TRANSITIONS_DROPPED = Counter(
-    "waybill_transitions_dropped",
-    "Entries of the log of state changes that were given up: too many waited to be written.",
-)
 
 
 class _Entry(NamedTuple):

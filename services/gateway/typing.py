@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from services.gateway.channel import Channel
-from services.gateway.redis_metrics import TYPING
+from services.gateway.metrics import TYPING
 from services.gateway.wire import ready
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest
 
-from services.gateway.transitions import TRANSITIONS_DROPPED, Transitions
+from services.gateway.metrics import TRANSITIONS_DROPPED
+from services.gateway.transitions import Transitions
 from services.relay.retention import DAYS_MADE_AHEAD, Periods, Retention
 from shared.errors import UnavailableError
 from shared.postgres import Pool, open_pool

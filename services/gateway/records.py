@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
@@ -55,14 +56,12 @@ _RECEIPT = msgspec.json.Decoder(_Receipt)
 
 def envelope(record: Consumed) -> Envelope:
     """Key, type and seq of a record. Raises `ValueError` for what can be no event and no receipt."""
-    key = (record.key or b"").decode()
-    if not _KEY.fullmatch(key):
-        raise ValueError("the key is no conversation id")
+    key = _conversation_id(record.key or b"")
     value = record.value or b""
     if not (value.startswith(b'{"t":"') and value.endswith(b"}")):
         raise ValueError("not a frame")
     headers = dict(record.headers)
-    type_ = (headers.get("ce_type") or b"").decode()
+    type_ = _text(headers.get("ce_type") or b"")
     if type_.startswith(_RECEIPT_TYPE):
         seq = headers.get("seq") or b""
         return Envelope(key, type_, int(seq) if seq.isdigit() else 0, is_event=False, committed=0.0)
@@ -72,6 +71,19 @@ def envelope(record: Consumed) -> Envelope:
     if seq_ < 1:
         raise ValueError("seq is below 1")
     return Envelope(key, type_, seq_, is_event=True, committed=_seconds(headers.get("ce_time")))
+
+
+@lru_cache(64)
+def _text(value: bytes) -> str:
+    return value.decode()
+
+
+@lru_cache(65_536)
+def _conversation_id(key: bytes) -> str:
+    text = key.decode()
+    if not _KEY.fullmatch(text):
+        raise ValueError("the key is no conversation id")
+    return text
 
 
 def _seconds(time: bytes | None) -> float:

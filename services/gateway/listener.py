@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl as tls
 from http import HTTPStatus
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from services.gateway.wire_base import Handler, WireBase
 
 _BACKLOG = 4096
+_ACCEPTORS = 16
+"""Descriptors of the one listening socket. The loop accepts a single connection of each in a turn: with one, thousands
+that come back at once overflow the backlog, and wait for seconds until their client's kernel tries again."""
+
 _CUT_OFF = "cut off"
 
 
@@ -45,15 +50,15 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._with_output: list[WireBase] = []
         self._addresses: dict[str, int] = {}
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._empty = asyncio.Event()
         self._empty.set()
 
     def stop_accepting(self) -> None:
         """Close the port. What is connected stays; a request that is still under way is answered 503."""
         self.draining = True
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
 
     async def emptied(self, timeout_s: float) -> bool:
         """Wait until no connection is left, for at most so long; returns whether that is so."""
@@ -149,10 +154,10 @@ class Listener:
     def _over(self, wire: WireBase, most: int) -> bool:
         return wire.counted is not None and self._addresses[wire.counted] > most
 
-    def started(self, server: asyncio.Server) -> None:
+    def started(self, servers: list[asyncio.Server]) -> None:
         """The port is open."""
-        self._server = server
-        self.port = server.sockets[0].getsockname()[1]
+        self._servers = servers
+        self.port = servers[0].sockets[0].getsockname()[1]
 
     async def end(self) -> None:
         """Close the port, and end each connection that is left: told 1001, and soon cut off."""
@@ -181,26 +186,29 @@ async def serving(
     """
     loop = asyncio.get_running_loop()
     listener = Listener(factory, policy)
-    server = await loop.create_server(
-        lambda: Wire(listener, loop),
-        host,
-        port,
-        ssl=ssl,
-        ssl_handshake_timeout=policy.handshake_s if ssl else None,
-        ssl_shutdown_timeout=policy.close_s if ssl else None,
-        reuse_address=True,
-        reuse_port=reuse_port,
-        backlog=_BACKLOG,
-        start_serving=False,
+    listening = await loop.create_server(
+        asyncio.Protocol, host, port, reuse_address=True, reuse_port=reuse_port, start_serving=False
     )
+    servers: list[asyncio.Server] = []
     try:
-        for listening in server.sockets:
-            _prepare(listening, policy)
-        await server.start_serving()
-        listener.started(server)
+        for one in [one for one in listening.sockets for _ in range(_ACCEPTORS)]:
+            _prepare(one, policy)
+            server = await loop.create_server(
+                lambda: Wire(listener, loop),
+                sock=socket.socket(fileno=os.dup(one.fileno())),
+                ssl=ssl,
+                ssl_handshake_timeout=policy.handshake_s if ssl else None,
+                ssl_shutdown_timeout=policy.close_s if ssl else None,
+                backlog=_BACKLOG,
+            )
+            servers.append(server)
+        listening.close()
+        listener.started(servers)
         yield listener
     finally:
-        server.close()
+        listening.close()
+        for server in servers:
+            server.close()
         await listener.end()
 
 

@@ -44,7 +44,7 @@ class GatewaySettings(Settings, PostgresSettings, KafkaSettings, RedisSettings, 
         description="What may wait here to be written to a socket before its session reads later.",
     )
     gateway_send_buffer_bytes: int = Field(
-        64 * 1024, ge=0, description="The same in the kernel, which doubles it. 0 leaves it to the kernel."
+        24 * 1024, ge=0, description="The same in the kernel, which doubles it. 0 leaves it to the kernel."
     )
     gateway_page: int = Field(100, ge=1, le=500, description="Most events of one catch-up read.")
     gateway_reads: int = Field(4, ge=1, le=100, description="Most catch-up reads at a time.")

@@ -55,9 +55,9 @@ class Policy:
     """Largest request. One line may have 8 KiB, and there may be 128 of them."""
     first_message_bytes: int = 1024 * 1024
     """Largest message until `Wire.limit` says otherwise."""
-    buffer_bytes: int = 256 * 1024
+    buffer_bytes: int = 64 * 1024
     """What may wait in this process to be written to a connection before it is congested."""
-    send_buffer_bytes: int = 64 * 1024
+    send_buffer_bytes: int = 24 * 1024
     """The same in the kernel, as `SO_SNDBUF`: Linux doubles it for its own needs. 0 leaves it to the kernel."""
     most_connections: int = 0
     most_per_address: int = 0

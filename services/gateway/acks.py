@@ -145,22 +145,44 @@ def _add(out: dict[int, list[tuple[bytes, bytes]]], device: Device, what: str, a
 
 
 class Acks:
-    """Writes acks to Kafka in the background; never blocks a session."""
+    """Writes acks to Kafka in the background; never blocks a session.
 
-    def __init__(self, bootstrap: str, topic: str, *, flush_s: float, client_id: str) -> None:
+    ``flush_s``: how long acks are gathered, at least; ``later_s``: the same for those that nobody waits for.
+    """
+
+    def __init__(self, bootstrap: str, topic: str, *, flush_s: float, later_s: float, client_id: str) -> None:
         self._bootstrap = bootstrap
         self._topic = topic
         self._flush_s = flush_s
         self._client_id = client_id
+        self._later_s = later_s
         self._waiting = Waiting()
+        self._later = Waiting()
         self._in_flight = 0
         self._flushed = asyncio.Event()
         self._some = asyncio.Event()
 
-    def hold(self, device: Device, ranges: Iterable[Pair]) -> None:
-        """A device stores these."""
-        self._waiting.hold(device, ranges)
+    def hold(self, device: Device, ranges: Iterable[Pair], *, later: bool = False) -> None:
+        """A device stores these. ``later``: nobody waits to hear of it, so that more may be folded together."""
+        if not (later and self._later_s):
+            self._waiting.hold(device, ranges)
+            self._some.set()
+            return
+        if not self._later.held:
+            asyncio.get_running_loop().call_later(self._later_s, self._now_due)
+        self._later.hold(device, ranges)
+
+    def _now_due(self) -> None:
+        self._waiting.put_back(self._later)
+        self._later = Waiting()
         self._some.set()
+
+    def hurry(self, device: Device) -> None:
+        """The device's session has ended: its next one may begin soon, at what is known of it."""
+        held = self._later.held.pop(device, None)
+        if held is not None:
+            self._waiting.hold(device, held)
+            self._some.set()
 
     def mark(self, mark: Mark) -> None:
         """A device proposes a read mark. Raises `UnavailableError` if too many wait."""
@@ -195,6 +217,7 @@ class Acks:
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until all is confirmed; False if it takes longer."""
+        self._now_due()
         try:
             async with asyncio.timeout(timeout_s):
                 while len(self._waiting) + self._in_flight:

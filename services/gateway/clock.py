@@ -82,7 +82,7 @@ class Clock:
                 self._tick(timed, now)
                 now = time.monotonic()
             if now >= chores_due:
-                self._chores(now)
+                self._do_chores(now)
                 chores_due = now + self._every_s
             self._earlier.clear()
             wait = max(_TICK_S, min(self._heap.next, chores_due) - now)
@@ -95,6 +95,13 @@ class Clock:
                 await asyncio.sleep(_TICK_S)
             except TimeoutError:
                 continue
+
+    def _do_chores(self, now: float) -> None:
+        try:
+            self._chores(now)
+        except Exception:  # noqa: BLE001 - sessions' clocks go on
+            _LOOP.inc()
+            logger(__name__).exception("chores failed")
 
     def _tick(self, timed: Timed, now: float) -> None:
         try:

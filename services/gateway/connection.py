@@ -6,6 +6,7 @@ with the wire paused, so that frames are answered in order and a client that ask
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from dataclasses import dataclass
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
     from shared.ranges import Pair
 
 _EXPIRING_S = 60.0
+_WELCOME_S = 0.1
+"""`welcome` comes before `expiring`: so long until that is tried again."""
+
 _MISSED_PINGS = 2
 _CONGESTED_S = 0.25
 """How long a resend that cannot be written is put off."""
@@ -54,6 +58,12 @@ _FOLD_S = 1.0
 
 _MOST_HELD = 20_000
 """Most receipts that wait for a session that cannot take them. Over it the session ends."""
+
+_MOST_WAITING = 2 * 1024 * 1024
+"""What may wait to be written to a client that goes on to ask for answers. Events are never more than the buffer."""
+
+_DRAINED_S = 30.0
+"""A client that asked for something, or is listed, and takes nothing for so long is closed."""
 
 _NEVER = float("inf")
 _NOBODY = Session("", window=1, resend_s=1.0, resends=0)
@@ -91,6 +101,7 @@ class Connection:
         "_expiring_at",
         "_folds_at",
         "_held",
+        "_loads",
         "_next_ping",
         "_next_refresh",
         "_opened_at",
@@ -126,6 +137,7 @@ class Connection:
         self.scheduled = _NEVER
         self._ended = False
         self._held: dict[tuple[str, str], bytes] | None = None
+        self._loads: dict[str, bool] | None = None
         self._sends_waiting = 0
         self._waits: list[Callable[[], None]] | None = None
         now = time.monotonic()
@@ -175,6 +187,9 @@ class Connection:
     def say(self, frame: dict[str, object]) -> None:
         """Write a frame that is not ready-made."""
         self.wire.write(ready(_encode(frame)))
+        if self.wire.congested and self.wire.waiting_bytes > _MOST_WAITING:
+            DROPPED.labels("too_slow").inc()
+            self.end(Close(4408, "too slow"))
 
     def refuse(self, error: WaybillError, rid: str | None = None) -> None:
         """Write an `error` frame."""
@@ -192,9 +207,18 @@ class Connection:
             self.parts.catch_up.wake(self)
 
     def load(self, conversation_id: str) -> None:
-        """Send the conversation's frame (again)."""
-        if not self._ended:
+        """Send the conversation's frame (again); while the session is listed, after that, unless it was listed then."""
+        if self._ended:
+            return
+        if self.state != "listing":
             self.parts.loader.want(self, conversation_id)
+            return
+        # `welcome` comes first, and where pushing starts is for the listing to say, which knows the `hello`.
+        if self._loads is None:
+            self._loads = {}
+        feed = self.session.feeds.get(conversation_id)
+        told = feed is not None and not feed.fresh
+        self._loads[conversation_id] = told or self._loads.get(conversation_id, False)
 
     def receipt(self, feed: Feed, user_id: str, frame: bytes) -> None:
         """Tell of a user's marks: once its `conversation` frame is out, and to a group's watchers folded."""
@@ -208,9 +232,9 @@ class Connection:
         if len(self._held) > _MOST_HELD:
             DROPPED.labels("too_slow").inc()
             self.end(Close(4408, "too slow"))
-        elif feed.asleep:
-            self.load(feed.conversation_id)
-        elif folds and self._folds_at == _NEVER:
+            return
+        feed.wake()
+        if folds and self._folds_at == _NEVER:
             self._folds_at = time.monotonic() + _FOLD_S
             self.parts.clock.at(self, self._folds_at)
 
@@ -226,7 +250,7 @@ class Connection:
                 continue
             if feed.loading or (not folded and feed.watching and not feed.direct and user_id != self.user_id):
                 left[conversation_id, user_id] = frame
-            elif feed.direct or feed.watching or user_id == self.user_id:
+            elif feed.direct or (feed.watching and feed.member) or user_id == self.user_id:
                 frames.append(frame)
         self._held = left or None
         if frames:
@@ -242,7 +266,8 @@ class Connection:
         """As `ack`, while nothing may be handed out."""
         new, ignored = self.session.ack(feed, ranges, head)
         if new:
-            self.parts.acks.hold(Device(feed.conversation_id, self.user_id, self.device_id), new)
+            device = Device(feed.conversation_id, self.user_id, self.device_id)
+            self.parts.acks.hold(device, new, later=not feed.direct)
         if ignored:
             IGNORED_ACKS.inc(ignored)
 
@@ -264,11 +289,20 @@ class Connection:
         if self._sends_waiting == self.parts.settings.gateway_session_sends - 1 and self.state == "open":
             self.wire.resume()
 
-    def when_writable(self, then: Callable[[], None]) -> None:
-        """Call ``then`` once the session is not congested."""
+    async def drained(self) -> None:
+        """Wait until the session takes more, or is over. Raises `Close` if it takes nothing for long."""
+        if not self.wire.congested or self._ended:
+            return
+        writable = asyncio.Event()
         if self._waits is None:
             self._waits = []
-        self._waits.append(then)
+        self._waits.append(writable.set)
+        try:
+            async with asyncio.timeout(_DRAINED_S):
+                await writable.wait()
+        except TimeoutError:
+            DROPPED.labels("too_slow").inc()
+            raise Close(4408, "too slow") from None
 
     def do(self, work: Coroutine[None, None, None]) -> None:
         """Do something that has to wait; the client's next frames are handled after it."""
@@ -291,6 +325,11 @@ class Connection:
     def open(self) -> None:
         """Handle frames from now on."""
         self.state = "open"
+        loads, self._loads = self._loads, None
+        for conversation_id, again in (loads or {}).items():
+            feed = self.session.feeds.get(conversation_id)
+            if feed is not None and (again or feed.fresh):
+                self.load(conversation_id)
         if self._sends_waiting < self.parts.settings.gateway_session_sends:
             self.wire.resume()
 
@@ -307,6 +346,10 @@ class Connection:
             self.wire.close(close.code, close.reason)
             self._finish(close.code)
 
+    def broken(self) -> None:
+        """Something failed that is ours: the client begins anew."""
+        self.end(Close(4500, "a fault of the server"))
+
     def _finish(self, code: int) -> None:
         if self._ended:
             return
@@ -314,9 +357,15 @@ class Connection:
         SESSIONS_ENDED.labels(str(code) if 1000 <= code < 5000 and code in _CODES else "other").inc()
         self.parts.sessions.discard(self)
         if self.session is not _NOBODY:
+            for conversation_id, feed in self.session.feeds.items():
+                if not feed.direct:
+                    self.parts.acks.hurry(Device(conversation_id, self.user_id, self.device_id))
             self.parts.fanout.unregister(self)
             self.parts.social.closed(self)
-        self._held = self._waits = None
+        self._held = self._loads = None
+        waits, self._waits = self._waits, None
+        for wait in waits or ():
+            wait()
 
     # Time passes.
 
@@ -354,7 +403,9 @@ class Connection:
             self._next_ping = now + settings.gateway_heartbeat_s
         if now >= self._next_refresh:
             for feed in self.session.feeds.values():
-                self.parts.acks.hold(Device(feed.conversation_id, self.user_id, self.device_id), feed.acked())
+                acked = feed.acked()
+                if acked:
+                    self.parts.acks.hold(Device(feed.conversation_id, self.user_id, self.device_id), acked)
             self._next_refresh = now + settings.gateway_ack_refresh_s
         if now >= self._folds_at:
             self._folds_at = _NEVER
@@ -371,7 +422,9 @@ class Connection:
         if left <= -LEEWAY_S:
             self.end(Close(4401, "the token has expired"))
             return False
-        if left <= _EXPIRING_S:
+        if left <= _EXPIRING_S and self.state == "listing":
+            self._expiring_at = now + _WELCOME_S
+        elif left <= _EXPIRING_S:
             self.say({"t": "expiring", "in_s": max(0, int(left))})
             self._expiring_at = now + max(0.02, left + LEEWAY_S)
         else:
@@ -411,6 +464,10 @@ class Connection:
             if not self._ended:
                 self.session.not_resent(resend, time.monotonic(), self.parts.settings.gateway_resend_s)
                 self.handed_out()
+            return
+        except Exception:  # noqa: BLE001 - one session's fault is not the service's
+            logger(__name__).exception("events could not be read again")
+            self.broken()
             return
         if not self._ended:
             unacked = self.session.unacked(feed)

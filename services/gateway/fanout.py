@@ -25,6 +25,8 @@ from services.gateway.metrics import (
 )
 from services.gateway.room import Came, Room
 from services.gateway.wire import ready
+from shared.logging import logger
+from shared.metrics import LOOP_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 ALWAYS = (EVENT_TYPE + MEMBER, EVENT_TYPE + CONVERSATION)
 """What may bring a local user into a conversation."""
 
+_LOOP = LOOP_ERRORS.labels("fan-out")
 _PORTION = 128
 """Feeds of one room that are visited before other rooms get their turn."""
 
@@ -67,6 +70,9 @@ class Follower(Protocol):
     def receipt(self, feed: Feed, user_id: str, value: bytes) -> None:
         """Tell of a user's marks, once the `conversation` frame is out."""
 
+    def broken(self) -> None:
+        """End: something at this session failed, which must not be others' fault."""
+
 
 class _Receipt(msgspec.Struct, frozen=True):
     user_id: str
@@ -85,7 +91,7 @@ class Fanout:
     its last session, ready for those who come back, but never more than ``most_idle``.
     ``clock`` gives seconds, as `time.monotonic` does. ``gap`` is told of a hole in what Kafka brought: conversation,
     first and last missing seq; ``other_store``, that a seq belongs to another event than before;
-    ``membership_changed``, of whom an event brings into a conversation, takes out of it, or gives another role.
+    ``membership``, of whom an event brings into a conversation or takes out of it.
     """
 
     def __init__(
@@ -105,7 +111,6 @@ class Fanout:
         self.gap: Callable[[str, int, int], None] = lambda *_: None
         self.other_store: Callable[[], None] = lambda: None
         self.membership: Callable[[str], None] = lambda _: None
-        self.membership_changed: Callable[[str], None] = lambda _: None
         self._ring = ring
         self._ring_bytes = ring_bytes
         self._rings_bytes = rings_bytes
@@ -170,14 +175,15 @@ class Fanout:
 
         Sessions get no event any more: what they hold may be another timeline's, which only a new `hello` tells.
         """
-        for room in list(self._idle):
-            self._close(room)
         for room in self.rooms.values():
-            room.forget()
-            room.head = room.top = room.told = room.committed = 0
             for feed in room.feeds.values():
                 feed.owner.session.halt(feed)
+        # Not emptied but left to those feeds: a read of the old store may still end, and would fill them again.
+        self.rooms.clear()
+        self._idle.clear()
         self._filled.clear()
+        self._queue.clear()
+        self._rounds.clear()
         self._bytes = 0
 
     def _close(self, room: Room) -> None:
@@ -211,7 +217,7 @@ class Fanout:
                     continue
                 found += 1
                 if feed.asleep:
-                    feed.owner.load(conversation_id)
+                    feed.wake()
                 else:
                     feed.owner.session.fall_behind(feed)
                     feed.owner.wake()
@@ -233,6 +239,8 @@ class Fanout:
 
     def seen(self, room: Room, told: int, head: int, entries: list[Entry]) -> None:
         """A read that began when the known head was ``told`` saw ``head`` and, in a row, ``entries``."""
+        if self.rooms.get(room.conversation_id) is not room:
+            return
         size = room.size
         room.seen(told, head)
         rose = bool(entries) and room.fill(entries, head)
@@ -309,7 +317,7 @@ class Fanout:
         if receipt.device_id is not None:
             return
         for feed in list(room.watchers or ()) if room.direct is False else room.listed():
-            if feed.owner.user_id != receipt.user_id:
+            if feed.owner.user_id != receipt.user_id and (feed.member or feed.fresh):
                 feed.owner.receipt(feed, receipt.user_id, frame)
 
     def _bring_in(self, conversation_id: str, change: Change) -> None:
@@ -318,9 +326,6 @@ class Fanout:
             self.membership(user_id)
         if change.action in ("remove", "leave") and change.user_id is not None:
             self.membership(change.user_id)
-            self.membership_changed(user_id)
-        if change.user_id is not None and change.user_id not in change.added:
-            self.membership_changed(change.user_id)
 
     # Handing out.
 
@@ -349,9 +354,12 @@ class Fanout:
             at += 1
             if feed.position < room.top:
                 if feed.asleep:
-                    feed.owner.load(room.conversation_id)
+                    feed.wake()
                 elif not (feed.behind or feed.loading or feed.halted):
-                    pushed += self.hand_out(feed, now)
+                    try:
+                        pushed += self.hand_out(feed, now)
+                    except Exception:  # noqa: BLE001 - one recipient's fault stops nobody else
+                        self.give_up(feed)
         if at < len(feeds):
             self._rounds[room] = feeds, at
             self._queue.append(room)
@@ -371,6 +379,12 @@ class Fanout:
                     PUSH_SECONDS.observe(max(0.0, wall - one.stamped))
                 if one.committed:
                     PUSH_COMMIT_SECONDS.observe(max(0.0, wall - one.committed))
+
+    def give_up(self, feed: Feed) -> None:
+        """End a session at which something failed, in the handler of that."""
+        _LOOP.inc()
+        logger(__name__).exception("a session could not be served")
+        feed.owner.broken()
 
     def hand_out(self, feed: Feed, now: float, *, fresh: bool = False) -> int:
         """Write to the session what of the ring follows the feed's position; how many events.

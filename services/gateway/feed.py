@@ -40,8 +40,8 @@ class Feed:
     ``role`` are known. ``open_from``: where the last range of ``visible`` begins if it has no end, else `NEVER`.
     ``start``, ``low``: the device acked everything visible in (start, low] in this session; ``gaps``: what else it
     acked; ``record``: what the server knew of before. ``loading``: its `conversation` frame has to go out before any
-    event; ``fresh``: none went out yet; ``asleep``: it goes out before the first event that comes; ``halted``: no
-    event goes out at all, the client has to begin anew. ``early``: acks that came before the frame, of what a page or
+    event; ``fresh``: none went out yet; ``asleep``: nobody has asked for it, the first event does; ``halted``: no event
+    goes out at all, the client has to begin anew. ``early``: acks that came before the frame, of what a page or
     `sent` told. ``own``: only a read for this user can tell what comes next.
     """
 
@@ -102,6 +102,12 @@ class Feed:
     def held(self) -> bool:
         """Whether no event may go out now."""
         return self.loading or self.halted
+
+    def wake(self) -> None:
+        """Something is to be told of it: ask for its `conversation` frame, if nobody has."""
+        if self.asleep:
+            self.asleep = False
+            self.owner.load(self.conversation_id)
 
     def may_see(self, seq: int) -> bool:
         """Whether the user may read this seq; true only for what ``as_of`` covers or a member's open range."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from services.gateway.connection import Connection
     from services.gateway.fanout import Fanout
     from services.gateway.listing import Belongings, Listed
-    from services.gateway.opening import Opener
+    from services.gateway.opening import Opened, Opener
     from services.gateway.since import Since
     from shared.auth import Claims
     from shared.contracts.frames import Hello
@@ -42,9 +42,6 @@ _MOST = 200
 _MOST_ROWS = 2_000
 _CHUNK = 500
 """Frames of one write while a session is listed."""
-
-_DRAINED_S = 30.0
-"""A client that takes nothing for so long while it is listed is closed."""
 
 
 async def greet(connection: Connection, data: str | bytes) -> None:
@@ -132,6 +129,7 @@ class Greeter:
         self._guests: deque[_Guest] = deque()
         self._gathering = False
         self._incarnation: str | None = None
+        self._opening: dict[str, int] = {}
 
     def forget(self) -> None:
         """The store became another one."""
@@ -139,9 +137,7 @@ class Greeter:
 
     async def open(self, connection: Connection, claims: Claims) -> None:
         """Raise the device's session number. Raises `Close`, `UnavailableError`."""
-        if len(self._fanout.users.get(connection.user_id, ())) >= connection.parts.settings.gateway_user_sessions:
-            raise Close(4429, "too many sessions of this user")
-        opened = await self._opener.open(connection.user_id, connection.device_id, connection.session_id, claims)
+        opened = await self._count(connection, claims)
         if connection.ended:
             return
         if opened.number is None:
@@ -150,6 +146,21 @@ class Greeter:
         # From now on an event that brings the user into a conversation is not missed.
         self._fanout.register(connection)
         connection.parts.social.opened(connection)
+
+    async def _count(self, connection: Connection, claims: Claims) -> Opened:
+        """Those that are just being opened count, too; those that this one replaces do not."""
+        user_id, device_id = connection.user_id, connection.device_id
+        opening = self._opening.get(user_id, 0)
+        others = sum(one.device_id != device_id for one in self._fanout.users.get(user_id, ()))
+        if others + opening >= connection.parts.settings.gateway_user_sessions:
+            raise Close(4429, "too many sessions of this user")
+        self._opening[user_id] = opening + 1
+        try:
+            return await self._opener.open(user_id, device_id, connection.session_id, claims)
+        finally:
+            self._opening[user_id] -= 1
+            if not self._opening[user_id]:
+                del self._opening[user_id]
 
     async def tell(self, connection: Connection, said: Hello) -> None:
         """Say `welcome`, the conversations, and `listed`. Raises `UnavailableError`."""
@@ -227,7 +238,7 @@ class Greeter:
                 feed.asleep = True
                 feed.begin(head, 0)
                 if feed.room.know(head) > head:
-                    connection.load(conversation_id)
+                    feed.wake()
         return listed
 
     async def _tell_all(self, rows: list[tuple[_Guest, Begin, list[str]]], since: Since) -> None:
@@ -274,10 +285,12 @@ class Greeter:
             if len(out) >= _CHUNK:
                 connection.write(b"".join(out))
                 out = []
-                await _drained(connection)
+                await asyncio.sleep(0)
+                await connection.drained()
         if not connection.ended:
             out.append(ready(f'{{"t":"listed","count":{count},"since":"{since}"}}'.encode()))
             connection.write(b"".join(out))
+            connection.wake()  # what is missing leaves with it, in one write
 
 
 def _welcome(connection: Connection) -> bytes:
@@ -290,17 +303,3 @@ def _welcome(connection: Connection) -> bytes:
         f'"resend_s":{settings.gateway_resend_s:g},"heartbeat_s":{settings.gateway_heartbeat_s:g},'
         f'"sends_per_s":{f"{sends:g}" if sends else "null"}}}}}'
     ).encode()
-
-
-async def _drained(connection: Connection) -> None:
-    """Wait until the session takes more. Raises `Close` if it takes nothing for long."""
-    await asyncio.sleep(0)
-    if not connection.congested or connection.ended:
-        return
-    writable = asyncio.Event()
-    connection.when_writable(writable.set)
-    try:
-        async with asyncio.timeout(_DRAINED_S):
-            await writable.wait()
-    except TimeoutError:
-        raise Close(4408, "too slow") from None

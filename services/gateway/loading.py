@@ -86,7 +86,7 @@ def loaded(connection: Connection, feed: Feed, listed: Listed, begin: Begin = LA
     if listed.as_of < feed.as_of:
         connection.load(feed.conversation_id)  # it changed while it was read
         return []
-    fresh, asleep = feed.fresh, feed.asleep
+    fresh, asleep = feed.fresh, feed.position > 0
     feed.asleep = False
     feed.direct = room.direct = listed.kind == "direct"
     feed.keeps_history = listed.keeps_history
@@ -162,6 +162,8 @@ class Loader:
             except Exception:  # noqa: BLE001 - other sessions' conversations are still to be read
                 _LOOP.inc()
                 logger(__name__).exception("conversations could not be read")
+                for connection, _ in wanted:
+                    connection.broken()  # else they would never hear of the conversation again
                 await asyncio.sleep(backoff.next())
             if not self._wanted:
                 self._some.clear()
@@ -173,7 +175,12 @@ class Loader:
             self._pool, [LATER.wanted(connection, conversation_id) for connection, conversation_id in wanted]
         )
         for number, ((connection, conversation_id), listed) in enumerate(zip(wanted, listing.rows, strict=True), 1):
-            self._take(connection, conversation_id, listed)
+            try:
+                self._take(connection, conversation_id, listed)
+            except Exception:  # noqa: BLE001 - one session's fault is none of the others'
+                _LOOP.inc()
+                logger(__name__).exception("a conversation could not be told", session_id=connection.session_id)
+                connection.broken()
             if number % _BREATHE == 0:
                 await asyncio.sleep(0)
 

@@ -83,7 +83,11 @@ class Gateway:
         self.fanout.gap = self._gap
         self.fanout.other_store = self._store_changed
         self.acks = Acks(
-            settings.kafka_bootstrap, topics.acks, flush_s=settings.gateway_ack_flush_ms / 1000, client_id=client_id
+            settings.kafka_bootstrap,
+            topics.acks,
+            flush_s=settings.gateway_ack_flush_ms / 1000,
+            later_s=settings.gateway_group_ack_ms / 1000,
+            client_id=client_id,
         )
         self._sends = Sends(
             str(settings.ingest_url),
@@ -100,7 +104,6 @@ class Gateway:
             refresh_s=settings.gateway_heartbeat_s,
             grace_s=settings.gateway_presence_grace_s,
         )
-        self.fanout.membership_changed = self.presence.membership_changed
         self.fanout.membership = self.presence.membership_changed
         limits = Limits(*_rates(settings))
         self._spread = Spread(self._link, limits, prefix=settings.topic_prefix)
@@ -209,7 +212,8 @@ class Gateway:
         """Wait, not for long, until what sessions left behind is kept."""
         if not await self.acks.drained(_ACKS_S):
             logger(__name__).warning("acks were not confirmed by Kafka; clients' cursors bring them again")
-        await self.presence.drained(_PRESENCE_S)
+        if self._link.available:
+            await self.presence.drained(_PRESENCE_S)
         try:
             await self.transitions.flush()
         except UnavailableError as error:

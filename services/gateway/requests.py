@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Literal
 from services.gateway.acks import Device, Mark
 from services.gateway.close import Close
 from services.gateway.group_receipts import receipts_of
+from services.gateway.limits import KINDS
+from services.gateway.listing import list_conversations
+from services.gateway.loading import LATER
 from services.gateway.metrics import CLIENT_FRAMES, IGNORED_ACKS, RATE_LIMITED
+from services.gateway.revocations import is_revoked, revocations_of
 from services.gateway.wire import ready
 from shared.clock import wire_time
 from shared.contracts import frames
@@ -36,20 +40,20 @@ if TYPE_CHECKING:
     from services.gateway.feed import Feed
 
 
+_COUNTS = {kind: CLIENT_FRAMES.labels(kind) for kind in KINDS}
+
+
 def handle(connection: Connection, data: str | bytes) -> None:
     """Answer one frame. Raises `Close` where the protocol ends the session; every other fault is an `error` frame."""
-    if isinstance(data, bytes):
-        connection.refuse(BadRequestError("a binary frame", field="t"))
-        return
+    rid: str | None = None
     try:
-        frame = frames.parse(data)
-    except BadRequestError as error:
-        _admit(connection, "frames")
-        rid = None if error.field == "rid" else frames.rid_of(data)
-        connection.refuse(error, rid)
-        return
-    rid = getattr(frame, "rid", None)
-    try:
+        try:
+            frame = _parse(data)
+        except BadRequestError as error:
+            rid = None if error.field == "rid" or isinstance(data, bytes) else frames.rid_of(data)
+            _admit(connection, "frames")
+            raise
+        rid = getattr(frame, "rid", None)
         _answer(connection, frame, rid)
     except WaybillError as error:
         connection.refuse(error, rid)
@@ -58,6 +62,12 @@ def handle(connection: Connection, data: str | bytes) -> None:
     except Exception:  # noqa: BLE001 - a fault in one frame ends neither the session nor the service
         logger(__name__).exception("a frame was not handled", session_id=connection.session_id)
         connection.refuse(InternalError("a fault of the server"), rid)
+
+
+def _parse(data: str | bytes) -> frames.Known:
+    if isinstance(data, bytes):
+        raise BadRequestError("a binary frame", field="t")
+    return frames.parse(data)
 
 
 def _answer(connection: Connection, frame: frames.Known, rid: str | None) -> None:
@@ -99,12 +109,10 @@ def _answer(connection: Connection, frame: frames.Known, rid: str | None) -> Non
 
 def _admit(connection: Connection, kind: str) -> None:
     """Count a frame against the session's and the user's rates. Raises `RateLimitedError`; far over them, `Close`."""
-    CLIENT_FRAMES.labels(kind).inc()
+    _COUNTS[kind].inc()
     if connection.rates is None:
         return
     verdict = connection.rates.ask(kind, time.monotonic())
-    if verdict.retry_after_ms:
-        RATE_LIMITED.labels(kind, verdict.scope).inc()
     if verdict.retry_after_ms:
         RATE_LIMITED.labels(kind, verdict.scope).inc()
     if verdict.far_over:
@@ -119,6 +127,8 @@ def _later(connection: Connection, rid: str | None, work: Coroutine[None, None, 
 
 async def _answered(connection: Connection, rid: str | None, work: Coroutine[None, None, None]) -> None:
     try:
+        # Who does not read what it asked for gets no more of it: pages are large.
+        await connection.drained()
         await work
     except WaybillError as error:
         connection.refuse(error, rid)
@@ -127,6 +137,8 @@ async def _answered(connection: Connection, rid: str | None, work: Coroutine[Non
     except Exception:  # noqa: BLE001 - a fault in one frame ends neither the session nor the service
         logger(__name__).exception("a frame was not handled", session_id=connection.session_id)
         connection.refuse(InternalError("a fault of the server"), rid)
+    finally:
+        work.close()  # it may not have begun
 
 
 def _send(connection: Connection, frame: frames.Send) -> None:
@@ -167,8 +179,7 @@ def _ack(connection: Connection, frame: frames.Ack) -> None:
         return
     ranges = [(low, high) for low, high in frame.ranges]
     if feed.fresh and feed.wait_for_frame(ranges):
-        if feed.asleep:
-            connection.load(feed.conversation_id)
+        feed.wake()
         return
     connection.ack(feed, ranges, feed.room.ackable)
 
@@ -177,6 +188,22 @@ def _mark(connection: Connection, frame: frames.Read | frames.Unread) -> None:
     feed = _feed(connection, frame.conversation_id)
     if feed is None:
         raise NotFoundError("no such conversation", field="conversation_id")
+    if feed.fresh and frame.version is None:
+        _later(connection, None, _mark_of_earlier(connection, feed, frame))
+    else:
+        _propose(connection, feed, frame)
+
+
+async def _mark_of_earlier(connection: Connection, feed: Feed, frame: frames.Read | frames.Unread) -> None:
+    """The version last told was told in an earlier session: this one has not read the conversation yet."""
+    listing = await list_conversations(connection.parts.pool, [LATER.wanted(connection, feed.conversation_id)])
+    if listing.rows[0] is not None:
+        feed.read_version = max(feed.read_version, listing.rows[0].mine.read_version)
+    if not connection.ended:
+        _propose(connection, feed, frame)
+
+
+def _propose(connection: Connection, feed: Feed, frame: frames.Read | frames.Unread) -> None:
     version = feed.read_version if frame.version is None else frame.version
     device = Device(feed.conversation_id, connection.user_id, connection.device_id)
     kind: Literal["read", "unread"] = "read" if isinstance(frame, frames.Read) else "unread"
@@ -216,6 +243,8 @@ def _watch(connection: Connection, frame: frames.Watch) -> None:
     feed = _feed(connection, frame.conversation_id)
     if feed is None:
         raise NotFoundError("no such conversation", field="conversation_id")
+    if frame.on and not (feed.member or feed.fresh):
+        raise NotMemberError("no longer a member", field="conversation_id")
     room = feed.room
     feed.watching = frame.on
     if room.watchers is None:
@@ -250,6 +279,7 @@ async def _token(connection: Connection, frame: frames.Token) -> None:
     same = (claims.subject, claims.scope) == (connection.user_id, "user")
     if not same or claims.device not in (None, connection.device_id):
         raise Close(4401, "the token is not of this user and device")
-    if connection.parts.social.revoked(claims, connection.device_id):
+    # What this gateway was told of may be less: a revocation of before it started, or of a user who was not here.
+    if is_revoked(claims, connection.device_id, await revocations_of(connection.parts.pool, connection.user_id)):
         raise Close(4401, "the token was revoked")
     connection.renew(claims)

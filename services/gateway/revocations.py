@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _SQL = statements(__file__)
 _NEWEST = _SQL["newest"]
+_OF_USER = _SQL["of_user"]
+_TIMEOUT_S = 5.0
 
 
 class Revocation(NamedTuple):
@@ -54,6 +56,12 @@ async def newest_revocations(pool: Pool, within_s: float) -> list[Revocation]:
     """
     with unavailable_if_away():
         return [revocation(row) for row in await pool.fetch(_NEWEST, within_s)]
+
+
+async def revocations_of(pool: Pool, user_id: str) -> list[Revocation]:
+    """Every row of a user. Raises `UnavailableError`."""
+    with unavailable_if_away():
+        return [revocation(row) for row in await pool.fetch(_OF_USER, user_id, timeout=_TIMEOUT_S)]
 
 
 def revocation(row: Record) -> Revocation:

@@ -1,3 +1,8 @@
+-- name: of_user
+SELECT r.id, r.user_id, r.device_id, r.jti, extract(epoch FROM r.before)::float8 AS before
+FROM revocation AS r
+WHERE r.user_id = $1
+
 -- name: newest
 SELECT r.id, r.user_id, r.device_id, r.jti, extract(epoch FROM r.before)::float8 AS before
 FROM revocation AS r

@@ -61,6 +61,9 @@ class GatewaySettings(Settings, PostgresSettings, KafkaSettings, RedisSettings, 
     gateway_ack_flush_ms: int = Field(
         10, ge=0, le=1000, description="How long acks are gathered before Kafka, at least."
     )
+    gateway_group_ack_ms: int = Field(
+        1000, ge=0, le=60_000, description="The same in groups, where whoever watches hears of it once a second."
+    )
     gateway_ack_refresh_s: float = Field(300.0, gt=0, description="How often a session's acked ranges go out again.")
     gateway_drain_s: float = Field(
         5.0, ge=0, le=300, description="On SIGTERM, the time over which sessions are told to come back elsewhere."

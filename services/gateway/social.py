@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from services.gateway.presence import Presence
     from services.gateway.transitions import Transitions
     from services.gateway.typing import Typing
-    from shared.auth import Claims
     from shared.hints import Revocation as Hint
-
-_MOST_REVOCATIONS = 10_000
 
 
 class Social:
@@ -39,13 +36,14 @@ class Social:
         self._limits = limits
         self._transitions = transitions
         self.kicks: Kicks | None = None
-        self._revocations: dict[int, Revocation] = {}
 
     def opened(self, connection: Connection) -> None:
         """A session has its number, and is registered."""
         connection.rates = self._limits.session(connection.user_id)
         self._presence.opened(connection.session_id, connection.user_id)
-        self.replaced(connection.user_id, connection.device_id, connection.number)
+        # Numbers may come from Postgres in another order than they were drawn in: a newer one may be here already.
+        numbers = [one.number for one in self._sessions(connection.user_id) if one.device_id == connection.device_id]
+        self.replaced(connection.user_id, connection.device_id, max([connection.number, *numbers]))
         if self.kicks is not None:
             self.kicks.opened(connection.user_id, connection.device_id, connection.number)
 
@@ -67,13 +65,11 @@ class Social:
                 connection.end(Close(4409, "replaced by a newer session of this device"))
 
     def revoke(self, rows: Iterable[Revocation]) -> None:
-        """Tokens were revoked: sessions that were opened with them end."""
+        """Tokens were revoked: sessions that were opened with them end.
+
+        Rows may be told again, and must be: a session may have been opened just before, and be here only now.
+        """
         for row in rows:
-            if row.id in self._revocations:
-                continue
-            self._revocations[row.id] = row
-            if len(self._revocations) > _MOST_REVOCATIONS:
-                del self._revocations[next(iter(self._revocations))]
             self._end_revoked(row)
 
     def _end_revoked(self, row: Revocation) -> None:
@@ -86,10 +82,6 @@ class Social:
         """Redis tells of a revocation; its row is found by the sweep."""
         row = Revocation(0, hint.user_id, hint.device_id, hint.jti, hint.before)
         self._end_revoked(row)
-
-    def revoked(self, claims: Claims, device_id: str) -> bool:
-        """Whether a token that a session shows now was revoked, as far as this gateway was told."""
-        return is_revoked(claims, device_id, self._revocations.values())
 
     def typed(self, connection: Connection, conversation_id: str) -> None:
         """A member is typing."""

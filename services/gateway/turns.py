@@ -39,11 +39,12 @@ class Key(NamedTuple):
 
 @dataclass(slots=True)
 class Need:
-    """A read to be done for ``feeds``. ``told``: the known head when it began."""
+    """A read to be done for ``feeds``. ``told``, ``version``: the room's known head and version when it began."""
 
     key: Key
     feeds: list[Feed] = field(default_factory=list)
     told: int = 0
+    version: int = 0
 
 
 class Own(NamedTuple):
@@ -115,19 +116,22 @@ class Turns:
         if not need.feeds:
             self._needs.pop(need.key, None)
             return None
-        need.told = need.key.room.head
+        need.told, need.version = need.key.room.head, need.key.room.version
         return need
 
     def _helped(self, feed: Feed) -> bool:
         """Whether the ring holds by now what the feed waits for, or it waits no more."""
         session = feed.owner.session
-        if not (feed.held or feed.own or feed.owner.congested):
-            PUSHES.inc(self._fanout.hand_out(feed, self._fanout.clock(), fresh=True))
-        waits = feed.behind and not feed.held and not session.settle(feed)
-        if waits and session.room > 0 and not feed.owner.congested:
-            return False
-        session.read_done(feed)
-        feed.owner.wake()
+        try:
+            if not (feed.held or feed.own or feed.owner.congested):
+                PUSHES.inc(self._fanout.hand_out(feed, self._fanout.clock(), fresh=True))
+            waits = feed.behind and not feed.held and not session.settle(feed)
+            if waits and session.room > 0 and not feed.owner.congested:
+                return False
+            session.read_done(feed)
+            feed.owner.wake()
+        except Exception:  # noqa: BLE001 - one session's fault keeps the read from nobody else
+            self._fanout.give_up(feed)
         return True
 
     def failed(self, need: Need) -> None:
@@ -151,16 +155,21 @@ class Turns:
     def shared(self, need: Need, head: int, entries: list[Entry]) -> Run | None:
         """A read saw ``head`` and, from the position on, ``entries``; then call `hand_out` until it is done."""
         self._needs.pop(need.key, None)
-        self._fanout.seen(need.key.room, need.told, head, entries)
+        room = need.key.room
+        # What changed since it began does not get into the ring: others are served from there.
+        self._fanout.seen(room, need.told, head, entries if need.version == room.version else [])
         return Run(entries) if entries else None
 
     def hand_out(self, need: Need, run: Run | None, most: int) -> bool:
         """Give a page to the next ``most`` feeds; whether there are more."""
         some, need.feeds = need.feeds[:most], need.feeds[most:]
         for feed in some:
-            if run is not None and _takes(feed) and feed.position == run.entries[0].seq - 1:
-                self._take(feed, run)
-            self._end(feed, short=run is None)
+            try:
+                if run is not None and _takes(feed) and feed.position == run.entries[0].seq - 1:
+                    self._take(feed, run)
+                self._end(feed, short=run is None)
+            except Exception:  # noqa: BLE001 - one session's fault keeps the page from nobody else
+                self._fanout.give_up(feed)
         return bool(need.feeds)
 
     def _take(self, feed: Feed, run: Run) -> None:
@@ -178,9 +187,12 @@ class Turns:
         self._needs.pop(need.key, None)
         self._fanout.seen(need.key.room, need.told, found.head, [])
         for feed in need.feeds:
-            if _takes(feed) and feed.position == need.key.position:
-                self._take_own(feed, found)
-            self._end(feed, short=not found.events)
+            try:
+                if _takes(feed) and feed.position == need.key.position:
+                    self._take_own(feed, found)
+                self._end(feed, short=not found.events)
+            except Exception:  # noqa: BLE001 - another device of the user waits for it, too
+                self._fanout.give_up(feed)
 
     def _take_own(self, feed: Feed, found: Own) -> None:
         follower, session = feed.owner, feed.owner.session

@@ -1,119 +1,257 @@
 """From a conversation to the sessions that follow it."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
-from services.gateway.fanout import CONVERSATION, EDIT, MEMBER, Fanout
-from services.gateway.session import Feed, Session
+from services.gateway import fanout as fanout_module
+from services.gateway.events import EVENT_TYPE
+from services.gateway.fanout import Fanout
+from services.gateway.feed import Feed
+from services.gateway.metrics import CURSOR_BREAKS, PUSHES
 from shared.ranges import OPEN, RangeSet
+from tests.followers import FOREVER, Follower, come, follow, made, say, value, visit
 
 MESSAGE = "waybill.event.message"
-ALL = RangeSet([(1, OPEN)])
+SIZE = len(made(1).frame) + 200
 
 
-class Follower:
-    """A session's connection that keeps what it is told."""
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
 
-    def __init__(self, user_id: str, device_id: str = "phone") -> None:
-        self.user_id, self.device_id = user_id, device_id
-        self.session = Session(window=100, resend_s=5, resends=5, page=100)
-        self.congested = False
-        self.written: list[Any] = []
-        self.woken = 0
-        self.loads: list[str] = []
-        self.held: dict[tuple[str, str], bytes] = {}
-
-    def write(self, frame: bytes) -> None:
-        self.written.append(json.loads(frame))
-
-    def wake(self) -> None:
-        self.woken += 1
-
-    def load(self, conversation_id: str) -> None:
-        self.loads.append(conversation_id)
-
-    def hold_receipt(self, conversation_id: str, user_id: str, frame: bytes) -> None:
-        self.held[conversation_id, user_id] = frame
-
-    def seqs(self) -> list[int]:
-        return [frame["seq"] for frame in self.written]
-
-
-def live(fanout: Fanout, follower: Follower, name: str = "c", *, at: int = 1, direct: bool = False) -> Feed:
-    fanout.register(follower)
-    feed = fanout.enter(follower, name)
-    feed.known(at, ALL, "member")
-    feed.position, feed.direct = at, direct
-    follower.session.loaded(feed, fanout.rooms[name].know(at))
-    return feed
-
-
-def say(fanout: Fanout, seq: int, type_: str = MESSAGE, name: str = "c", **more: Any) -> None:
-    frame = {"t": "event", "seq": seq, "sender_id": "bob", "body": {}, **more}
-    fanout.event(name, seq, type_, json.dumps(frame).encode(), 0.0)
-
-
-def receipt(fanout: Fanout, user_id: str, name: str = "c", **more: Any) -> None:
-    value = {"t": "receipt", "conversation_id": name, "user_id": user_id, "read_version": 0, "read_seq": 1, **more}
-    fanout.receipt(name, json.dumps(value).encode())
+    def __call__(self) -> float:
+        return self.now
 
 
 @pytest.fixture
 def fanout() -> Fanout:
-    return Fanout()
+    return Fanout(clock=Clock())
+
+
+def receipt(fanout: Fanout, user_id: str, name: str = "c", **more: Any) -> None:
+    told = {"t": "receipt", "conversation_id": name, "user_id": user_id, "read_version": 0, "read_seq": 1, **more}
+    fanout.receipt(name, json.dumps(told).encode())
+
+
+def counted(metric: Any, **labels: str) -> float:
+    return float((metric.labels(**labels) if labels else metric)._value.get())
 
 
 class TestRooms:
     def test_only_conversations_with_sessions_and_membership_are_wanted(self, fanout: Fanout) -> None:
-        live(fanout, Follower("ann"))
+        follow(fanout, Follower("ann"))
         assert fanout.wants("c", MESSAGE)
         assert not fanout.wants("d", MESSAGE)
-        assert fanout.wants("d", MEMBER)
-        assert fanout.wants("d", CONVERSATION)
+        assert fanout.wants("d", EVENT_TYPE + "member")
+        assert fanout.wants("d", EVENT_TYPE + "conversation")
 
     def test_nothing_is_left_of_a_session_that_ended(self, fanout: Fanout) -> None:
         ann, other = Follower("ann"), Follower("ann", "tablet")
-        live(fanout, ann)
-        live(fanout, ann, "d")
-        live(fanout, other)
+        follow(fanout, ann)
+        follow(fanout, ann, "d")
+        feed = follow(fanout, other)
         fanout.unregister(ann)
-        assert list(fanout.rooms) == ["c"]
-        assert fanout.users == {"ann": {other}}
+        assert (fanout.users, ann.session.feeds) == ({"ann": {other}}, {})
+        assert {name: list(room.feeds.values()) for name, room in fanout.rooms.items()} == {"c": [feed], "d": []}
         fanout.unregister(other)
-        assert (fanout.rooms, fanout.users) == ({}, {})
+        assert fanout.users == {}
         fanout.unregister(other)
 
     def test_leaving_twice_is_fine(self, fanout: Fanout) -> None:
         ann = Follower("ann")
-        live(fanout, ann)
+        follow(fanout, ann)
         fanout.leave(ann, "c")
         fanout.leave(ann, "c")
-        assert (fanout.rooms, ann.session.feeds) == ({}, {})
-
-    def test_one_frame_goes_to_all(self, fanout: Fanout) -> None:
-        followers = [Follower("ann"), Follower("ann", "tablet"), Follower("bob")]
-        for follower in followers:
-            live(fanout, follower)
-        say(fanout, 2)
-        say(fanout, 2)
-        assert [follower.seqs() for follower in followers] == [[2], [2], [2]]
+        fanout.leave(ann, "never")
+        assert (fanout.rooms["c"].feeds, ann.session.feeds) == ({}, {})
 
     def test_an_event_for_nobody(self, fanout: Fanout) -> None:
-        say(fanout, 2, MEMBER, sender_id="x", body={"action": "leave"})
+        say(fanout, 2, type_="member", sender_id="x", body={"action": "leave"})
         assert fanout.rooms == {}
 
-    def test_a_congested_session_reads_later(self, fanout: Fanout) -> None:
+    @pytest.mark.promise("protocol.3.ack")
+    def test_what_the_user_was_told_of_may_be_acked_before_kafka_brings_it(self, fanout: Fanout) -> None:
+        ann, tablet = Follower("ann"), Follower("ann", "tablet")
+        follow(fanout, ann, at=1)
+        fanout.register(tablet)
+        fanout.committed("ann", "c", 3)
+        fanout.committed("ann", "c", 2)
+        fanout.committed("bob", "gone", 2)
+        room = fanout.rooms["c"]
+        assert (room.head, room.ackable, list(fanout.rooms)) == (1, 3, ["c"])
+        assert (ann.loads, tablet.loads) == ([], ["c"])
+
+
+class TestLingering:
+    def test_a_room_outlives_its_last_session_for_a_while(self, fanout: Fanout) -> None:
         ann = Follower("ann")
-        feed = live(fanout, ann)
-        ann.congested = True
+        follow(fanout, ann)
+        say(fanout, 1, 2)
+        fanout.unregister(ann)
+        say(fanout, 3)
+        clock = cast("Clock", fanout.clock)
+        clock.now += 119.9
+        fanout.tidy(clock.now)
+        assert fanout.rooms["c"].top == 3
+        clock.now += 0.2
+        fanout.tidy(clock.now)
+        assert (fanout.rooms, fanout.ring_bytes, fanout.wants("c", MESSAGE)) == ({}, 0, False)
+
+    def test_who_comes_back_finds_what_came_meanwhile(self, fanout: Fanout) -> None:
+        ann = Follower("ann")
+        follow(fanout, ann)
+        say(fanout, 1)
+        fanout.unregister(ann)
+        say(fanout, 2, 3)
+        again = Follower("ann")
+        feed = follow(fanout, again, at=1, head=3)
+        assert feed.behind
+        assert again.session.next_behind() is feed
+        fanout.hand_out(feed, 0.0, fresh=True)
+        assert again.seqs == [2, 3]
+        fanout.tidy(1e9)
+        assert "c" in fanout.rooms
+
+    def test_the_one_that_is_empty_for_longest_goes_when_there_are_too_many(self) -> None:
+        fanout = Fanout(most_idle=2, clock=Clock())
+        for name in "abc":
+            ann = Follower("ann")
+            follow(fanout, ann, name)
+            fanout.unregister(ann)
+        assert list(fanout.rooms) == ["b", "c"]
+
+
+class TestMemory:
+    def test_a_ring_holds_so_many_events(self) -> None:
+        fanout = Fanout(ring=3)
+        follow(fanout, Follower("ann"))
+        say(fanout, 1, 2, 3, 4, 5)
+        room = fanout.rooms["c"]
+        assert (room.run(1), room.run(2) is not None) == (None, True)
+        assert fanout.ring_bytes == room.size == 3 * SIZE
+
+    def test_and_so_many_bytes(self) -> None:
+        fanout = Fanout(ring_bytes=2 * SIZE)
+        follow(fanout, Follower("ann"))
+        say(fanout, 1, 2, 3, 4)
+        assert fanout.ring_bytes == 2 * SIZE
+
+    def test_all_rings_together_hold_so_many_and_the_one_that_had_nothing_for_longest_is_emptied(self) -> None:
+        fanout = Fanout(rings_bytes=5 * SIZE)
+        ann = Follower("ann")
+        for name in "abc":
+            follow(fanout, ann, name)
+            say(fanout, 1, 2, name=name)
+        assert {name: room.size for name, room in fanout.rooms.items()} == {"a": 0, "b": 2 * SIZE, "c": 2 * SIZE}
+        assert fanout.ring_bytes == 4 * SIZE
+        say(fanout, 3, name="b")
+        say(fanout, 3, name="a")
+        assert {name: room.size for name, room in fanout.rooms.items()} == {"a": SIZE, "b": 3 * SIZE, "c": 0}
+
+    def test_a_ring_that_was_emptied_loses_nobody_an_event(self) -> None:
+        fanout = Fanout(rings_bytes=3 * SIZE)
+        ann = Follower("ann")
+        follow(fanout, ann, "a")
+        follow(fanout, ann, "b")
+        come(fanout, 1, 2, name="a")
+        come(fanout, 1, 2, name="b")
+        assert fanout.rooms["a"].size == 0
+        visit(fanout)
+        assert [(frame["conversation_id"], frame["seq"]) for frame in ann.written] == [("b", 1), ("b", 2)]
+        feed = ann.session.feeds["a"]
+        assert (feed.behind, ann.woken, feed.position) == (True, 1, 0)
+
+    def test_the_only_ring_is_never_emptied(self) -> None:
+        fanout = Fanout(rings_bytes=1)
+        ann = Follower("ann")
+        follow(fanout, ann)
+        say(fanout, 1)
+        assert ann.seqs == [1]
+
+    def test_a_read_counts_too_and_one_for_a_closed_room_does_not(self) -> None:
+        fanout = Fanout(clock=Clock())
+        ann = Follower("ann")
+        room = follow(fanout, ann, head=2).room
+        fanout.seen(room, 2, 2, [made(1), made(2)])
+        assert fanout.ring_bytes == 2 * SIZE
+        fanout.unregister(ann)
+        fanout.tidy(1e9)
+        fanout.seen(room, 2, 2, [made(1), made(2)])
+        assert (fanout.ring_bytes, len(fanout._filled)) == (0, 0)
+
+
+class TestDelivery:
+    @pytest.mark.promise("I6", "protocol.3.event_everywhere")
+    def test_one_frame_goes_to_all_once(self, fanout: Fanout) -> None:
+        followers = [Follower("ann"), Follower("ann", "tablet"), Follower("bob")]
+        for follower in followers:
+            follow(fanout, follower, at=1)
         say(fanout, 2)
-        assert (ann.written, ann.woken) == ([], 1)
-        read = ann.session.next_read()
-        assert read is not None
-        assert read.feed is feed
+        say(fanout, 2)
+        say(fanout, 1)
+        assert [follower.seqs for follower in followers] == [[2], [2], [2]]
+
+    def test_what_a_turn_brings_for_a_session_is_one_write(self, fanout: Fanout) -> None:
+        ann = Follower("ann")
+        follow(fanout, ann)
+        come(fanout, 1, 2, 3)
+        assert ann.written == []
+        visit(fanout)
+        assert (ann.seqs, ann.writes, ann.timed) == ([1, 2, 3], 1, 1)
+
+    def test_pushes_are_counted_per_session(self, fanout: Fanout) -> None:
+        for user_id in ("ann", "bob"):
+            follow(fanout, Follower(user_id))
+        before = counted(PUSHES)
+        say(fanout, 1, 2, 3)
+        assert counted(PUSHES) - before == 6
+
+    @pytest.mark.promise("I6")
+    def test_after_a_gap_it_reads_and_what_follows_waits(self, fanout: Fanout) -> None:
+        ann = Follower("ann")
+        feed = follow(fanout, ann)
+        say(fanout, 2)
+        say(fanout, 1)
+        say(fanout, 3)
+        assert (ann.written, feed.position, feed.behind, ann.woken) == ([], 0, True, 1)
+        assert ann.session.next_behind() is feed
+
+    @pytest.mark.promise("protocol.9.metric_labels")
+    def test_a_gap_is_counted_and_told_once(self, fanout: Fanout) -> None:
+        told: list[tuple[str, int, int]] = []
+        fanout.gap = lambda *gap: told.append(gap)
+        follow(fanout, Follower("ann"))
+        before = counted(CURSOR_BREAKS, kind="gap")
+        say(fanout, 1, 2, 5, 5, 4, 6)
+        assert told == [("c", 3, 4)]
+        assert counted(CURSOR_BREAKS, kind="gap") - before == 1
+
+    def test_what_a_read_knew_of_before_kafka_brings_it_is_no_gap(self, fanout: Fanout) -> None:
+        told: list[tuple[str, int, int]] = []
+        fanout.gap = lambda *gap: told.append(gap)
+        follow(fanout, Follower("ann"), at=1)
+        fanout.rooms["c"].know(4)
+        say(fanout, 5)
+        assert told == []
+
+    def test_a_congested_session_reads_later(self, fanout: Fanout) -> None:
+        ann, bob = Follower("ann"), Follower("bob")
+        feed = follow(fanout, ann)
+        follow(fanout, bob)
+        ann.congested = True
+        say(fanout, 1)
+        assert (ann.written, ann.woken, bob.seqs) == ([], 1, [1])
+        assert ann.session.next_behind() is feed
+
+    def test_a_session_with_a_full_window_waits_and_others_do_not(self, fanout: Fanout) -> None:
+        ann, bob = Follower("ann", window=2), Follower("bob")
+        feed = follow(fanout, ann)
+        follow(fanout, bob)
+        say(fanout, 1, 2, 3)
+        assert (ann.seqs, bob.seqs, feed.behind) == ([1, 2], [1, 2, 3], True)
 
     @pytest.mark.promise("I6")
     def test_while_it_loads_only_the_known_head_rises(self, fanout: Fanout) -> None:
@@ -123,38 +261,151 @@ class TestRooms:
         say(fanout, 7)
         assert (ann.written, fanout.rooms["c"].head, feed.position) == ([], 7, 0)
 
-    @pytest.mark.promise("I6")
-    def test_a_head_that_was_never_there_is_forgotten(self, fanout: Fanout) -> None:
-        live(fanout, Follower("ann"))
-        room = fanout.rooms["c"]
-        assert room.know(1000) == 1000
-        assert (room.seen(1000, 1), room.head) == (1, 1)
-        assert (room.seen(1, 5), room.head) == (5, 5)
-        room.know(9)  # came while the read was under way
-        assert (room.seen(5, 4), room.head) == (9, 9)
+    def test_one_that_is_asleep_is_loaded_by_its_first_event(self, fanout: Fanout) -> None:
+        ann = Follower("ann")
+        fanout.register(ann)
+        feed = fanout.enter(ann, "c")
+        feed.asleep = True
+        feed.begin(4, 0)
+        feed.room.know(4)
+        say(fanout, 3)
+        assert ann.loads == []
+        say(fanout, 5)
+        assert (ann.loads, ann.written) == (["c"], [])
 
-    @pytest.mark.promise("protocol.3.ack")
-    def test_what_the_user_was_told_of_may_be_acked_before_kafka_brings_it(self, fanout: Fanout) -> None:
-        ann, tablet = Follower("ann"), Follower("ann", "tablet")
-        live(fanout, ann)
-        fanout.register(tablet)
-        fanout.committed("ann", "c", 3)
-        fanout.committed("ann", "c", 2)
-        fanout.committed("bob", "gone", 2)
-        room = fanout.rooms["c"]
-        assert (room.head, room.ackable, list(fanout.rooms)) == (1, 3, ["c"])
-        assert (ann.loads, tablet.loads) == ([], ["c"])
+    def test_another_store_is_told_of_and_its_event_goes_to_nobody(self, fanout: Fanout) -> None:
+        told: list[bool] = []
+        fanout.other_store = lambda: told.append(True)
+        ann = Follower("ann")
+        follow(fanout, ann)
+        say(fanout, 1, 2)
+        say(fanout, 2)
+        assert told == []
+        say(fanout, 2, event=9)
+        assert (told, ann.seqs) == ([True], [1, 2])
 
-    def test_heads_from_the_store_wake_who_is_below(self, fanout: Fanout) -> None:
-        below, at, loads = Follower("ann"), Follower("bob"), Follower("cyd")
-        live(fanout, below, at=3)
-        live(fanout, at, at=5)
-        fanout.register(loads)
-        fanout.enter(loads, "c")
-        fanout.heads({"c": 5, "gone": 9})
-        assert (below.session.next_read() is not None, at.session.next_read()) == (True, None)
-        assert loads.session.next_read() is None
+
+class TestFairness:
+    def test_a_large_conversation_is_visited_in_portions(self, fanout: Fanout, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fanout_module, "_PORTION", 10)
+        order: list[str] = []
+        crowd, ann = [Follower(f"u{number}") for number in range(35)], Follower("ann")
+        for one in crowd:
+            follow(fanout, one, "large")
+        follow(fanout, ann, "direct")
+        come(fanout, 1, 2, name="large")
+        come(fanout, 1, name="direct")
+        turns = 0
+        while fanout.turn(0.0):  # until a time that is over: one portion
+            turns += 1
+            order.append(f"{sum(bool(one.written) for one in crowd)}/{len(ann.written)}")
+        assert order == ["10/0", "10/1", "20/1", "30/1"]
+        assert all(one.seqs == [1, 2] for one in crowd)
+
+    def test_an_event_that_comes_during_a_round_reaches_all(
+        self, fanout: Fanout, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(fanout_module, "_PORTION", 2)
+        crowd = [Follower(f"u{number}") for number in range(5)]
+        for one in crowd:
+            follow(fanout, one)
+        come(fanout, 1)
+        assert fanout.turn(0.0)
+        come(fanout, 2)
+        visit(fanout)
+        assert [one.seqs for one in crowd] == [[1, 2]] * 5
+        assert not fanout.turn(FOREVER)
+
+    def test_who_comes_and_goes_during_a_round_hurts_nobody(
+        self, fanout: Fanout, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(fanout_module, "_PORTION", 2)
+        crowd = [Follower(f"u{number}") for number in range(6)]
+        for one in crowd:
+            follow(fanout, one)
+        come(fanout, 1)
+        assert fanout.turn(0.0)
+        fanout.unregister(crowd[0])
+        fanout.unregister(crowd[4])
+        late = Follower("late")
+        feed = follow(fanout, late, at=0, head=0)
+        visit(fanout)
+        assert [one.seqs for one in crowd] == [[1], [1], [1], [1], [], [1]]
+        assert feed.behind, "its listing was short of the head that is known"
+
+    def test_it_says_when_there_is_something_to_do(self, fanout: Fanout) -> None:
+        queued: list[bool] = []
+        fanout.queued = lambda: queued.append(True)
+        follow(fanout, Follower("ann"))
+        come(fanout, 1, 2)
+        assert len(queued) == 1
+        visit(fanout)
+        come(fanout, 3)
+        assert len(queued) == 2
+
+    @pytest.mark.parametrize("failing", [0, 1, 2])
+    def test_a_recipient_whose_write_fails_stops_nobody_else(
+        self, fanout: Fanout, failing: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        crowd = [Follower(f"u{number}") for number in range(3)]
+        for one in crowd:
+            follow(fanout, one)
+
+        def fails(_: bytes) -> None:
+            raise OSError("broken")
+
+        monkeypatch.setattr(crowd[failing], "write", fails)
+        say(fanout, 1)
+        say(fanout, 2)
+        assert [one.seqs for one in crowd if one is not crowd[failing]] == [[1, 2], [1, 2]]
+        assert [one.ended for one in crowd] == [number == failing for number in range(3)]
+
+
+class TestHeads:
+    def test_of_the_store_wake_who_is_below(self, fanout: Fanout) -> None:
+        below, at, loads, sleeps = Follower("ann"), Follower("bob"), Follower("cyd"), Follower("dan")
+        feed = follow(fanout, below, at=3)
+        follow(fanout, at, at=5)
+        for one in (loads, sleeps):
+            fanout.register(one)
+            fanout.enter(one, "c")
+        sleeps.session.feeds["c"].asleep = True
+        sleeps.session.feeds["c"].begin(3, 0)
+        assert fanout.heads({"c": 5, "gone": 9}) == 2
+        assert (below.woken, at.woken, loads.woken) == (1, 0, 0)
+        assert below.session.next_behind() is feed
+        assert (loads.loads, sleeps.loads) == ([], ["c"])
         assert fanout.rooms["c"].head == 5
+        assert fanout.heads({"c": 5}) == 0, "who reads or loads already is not found again"
+
+
+class TestAnotherStore:
+    @pytest.mark.promise("I7")
+    def test_nothing_of_the_old_one_is_left_and_its_sessions_get_nothing_more(self, fanout: Fanout) -> None:
+        ann, idle = Follower("ann"), Follower("bob")
+        feed = follow(fanout, ann)
+        follow(fanout, idle, "d")
+        say(fanout, 1, 2, 3)
+        fanout.unregister(idle)
+        come(fanout, 4)
+        fanout.forget()
+        visit(fanout)
+        say(fanout, 3, 4, event=9)
+        assert (ann.seqs, feed.held, feed.behind) == ([1, 2, 3], True, False)
+        assert fanout.ring_bytes == 0
+        assert fanout.heads({"c": 4}) == 0
+        fanout.unregister(ann)
+
+    @pytest.mark.promise("I7")
+    def test_a_read_of_the_old_one_that_ends_late_tells_new_sessions_nothing(self, fanout: Fanout) -> None:
+        old = follow(fanout, Follower("ann"), head=5).room
+        fanout.forget()
+        new = Follower("ann")
+        feed = follow(fanout, new, head=2)
+        fanout.seen(old, 5, 5, [made(seq) for seq in range(1, 6)])
+        assert (feed.room.head, feed.room.top, feed.room.run(0), fanout.ring_bytes) == (2, 2, None, 0)
+        say(fanout, 3, event=9)
+        assert feed.room.head == 3
 
 
 class TestMembers:
@@ -163,7 +414,8 @@ class TestMembers:
         ann, bob, cyd = Follower("ann"), Follower("bob"), Follower("cyd")
         for one in (ann, bob, cyd):
             fanout.register(one)
-        say(fanout, 1, CONVERSATION, body={"action": "create", "members": ["bob", "ann"]}, sender_id="bob")
+        body = {"action": "create", "members": ["bob", "ann"]}
+        say(fanout, 1, type_="conversation", body=body, sender_id="bob")
         assert (ann.loads, bob.loads, cyd.loads) == (["c"], ["c"], [])
         assert ann.session.feeds["c"].loading
         assert fanout.rooms["c"].head == 1
@@ -172,47 +424,48 @@ class TestMembers:
         ann = Follower("ann")
         fanout.register(ann)
         for _ in range(2):
-            say(fanout, 5, MEMBER, body={"action": "add", "user_id": "ann"})
+            say(fanout, 5, type_="member", body={"action": "add", "user_id": "ann"})
         assert ann.loads == ["c"]
 
     def test_a_removed_user_gets_the_removal_and_its_frame(self, fanout: Fanout) -> None:
         ann, bob = Follower("ann"), Follower("bob")
-        live(fanout, ann)
-        live(fanout, bob)
-        say(fanout, 2, MEMBER, body={"action": "remove", "user_id": "ann"})
+        follow(fanout, ann, at=1)
+        follow(fanout, bob, at=1)
+        say(fanout, 2, type_="member", body={"action": "remove", "user_id": "ann"})
         say(fanout, 3)
-        assert (ann.seqs(), ann.loads) == ([2], ["c"])
-        assert (bob.seqs(), bob.loads) == ([2, 3], [])
+        assert (ann.seqs, ann.loads) == ([2], ["c"])
+        assert (bob.seqs, bob.loads) == ([2, 3], [])
 
     def test_leaving_is_about_the_sender(self, fanout: Fanout) -> None:
         ann = Follower("ann")
-        feed = live(fanout, ann)
-        say(fanout, 2, MEMBER, sender_id="ann", body={"action": "leave"})
+        feed = follow(fanout, ann, at=1)
+        say(fanout, 2, type_="member", sender_id="ann", body={"action": "leave"})
         assert list(feed.visible) == [(1, 2)]
 
     @pytest.mark.promise("I6", "protocol.3.conversation_frame")
     def test_added_again_the_frame_comes_first(self, fanout: Fanout) -> None:
         ann = Follower("ann")
-        feed = live(fanout, ann)
-        say(fanout, 2, MEMBER, body={"action": "remove", "user_id": "ann"})
+        feed = follow(fanout, ann, at=1)
+        say(fanout, 2, type_="member", body={"action": "remove", "user_id": "ann"})
         say(fanout, 3)
-        say(fanout, 4, MEMBER, body={"action": "add", "user_id": "ann", "role": "admin"})
-        assert ann.seqs() == [2]
+        say(fanout, 4, type_="member", body={"action": "add", "user_id": "ann", "role": "admin"})
+        say(fanout, 5)
+        assert ann.seqs == [2]
         assert (feed.loading, feed.role, list(feed.visible), feed.position) == (True, "admin", [(1, 2), (4, OPEN)], 3)
 
     def test_a_new_role_and_title_are_told_to_members_only(self, fanout: Fanout) -> None:
         ann, gone = Follower("ann"), Follower("bob")
-        feed = live(fanout, ann)
-        live(fanout, gone).known(1, RangeSet([(1, 1)]), "member")
-        say(fanout, 2, MEMBER, body={"action": "role", "user_id": "ann", "role": "admin"})
+        feed = follow(fanout, ann, at=1)
+        follow(fanout, gone, at=1, visible=RangeSet([(1, 1)]))
+        say(fanout, 2, type_="member", body={"action": "role", "user_id": "ann", "role": "admin"})
         assert (feed.role, ann.loads) == ("admin", ["c"])
-        say(fanout, 3, CONVERSATION, body={"title": "x"})
+        say(fanout, 3, type_="conversation", body={"title": "x"})
         assert (ann.loads, gone.loads) == (["c", "c"], [])
 
     def test_late_membership_changes_nothing(self, fanout: Fanout) -> None:
         ann = Follower("ann")
-        feed = live(fanout, ann, at=9)
-        say(fanout, 4, MEMBER, body={"action": "remove", "user_id": "ann"})
+        feed = follow(fanout, ann, at=9)
+        say(fanout, 4, type_="member", body={"action": "remove", "user_id": "ann"})
         assert (list(feed.visible), ann.loads) == ([(1, OPEN)], [])
 
     @pytest.mark.parametrize(
@@ -220,30 +473,35 @@ class TestMembers:
     )
     def test_strange_bodies_are_pushed(self, fanout: Fanout, body: dict[str, Any]) -> None:
         ann = Follower("ann")
-        live(fanout, ann)
-        say(fanout, 2, MEMBER, body=body)
-        assert ann.seqs() == [2]
+        follow(fanout, ann, at=1)
+        say(fanout, 2, type_="member", body=body)
+        assert ann.seqs == [2]
 
     def test_what_cannot_be_read_is_said(self, fanout: Fanout) -> None:
-        live(fanout, Follower("ann"))
-        for type_ in (MEMBER, CONVERSATION, EDIT):
+        feed = follow(fanout, Follower("ann"), at=1)
+        for type_ in ("member", "conversation", "edit"):
             with pytest.raises(msgspec.MsgspecError):
-                fanout.event("c", 2, type_, b'{"t":"event"}', 0.0)
+                fanout.event("c", 2, EVENT_TYPE + type_, b'{"t":"event"}')
+        assert (feed.room.head, feed.room.top) == (1, 1)
 
 
 class TestEdits:
     @pytest.mark.promise("protocol.3.hidden_edit", "I12")
     def test_of_what_is_hidden_it_is_read(self, fanout: Fanout) -> None:
         sees, hidden, gone = Follower("ann"), Follower("bob"), Follower("cyd")
-        live(fanout, sees, at=5)
-        live(fanout, hidden, at=5).known(5, RangeSet([(4, OPEN)]), "member")
-        live(fanout, gone, at=5).known(5, RangeSet([(1, 4)]), "member")
-        say(fanout, 6, EDIT, target_seq=3, body={"text": "secret"})
-        assert (sees.seqs(), hidden.seqs(), gone.seqs()) == ([6], [], [])
-        assert hidden.session.next_read() is not None
-        assert gone.session.next_read() is None
-        say(fanout, 6, EDIT, target_seq=3)
-        assert sees.session.next_read() is None
+        follow(fanout, sees, at=5)
+        one = follow(fanout, hidden, at=5, visible=RangeSet([(4, OPEN)]))
+        other = follow(fanout, gone, at=5, visible=RangeSet([(1, 4)]))
+        say(fanout, 6, type_="edit", target_seq=3, body={"text": "secret"})
+        assert (sees.seqs, hidden.seqs, gone.seqs) == ([6], [], [])
+        assert (one.behind, one.own, other.behind) == (True, True, False)
+        say(fanout, 6, type_="edit", target_seq=3)
+        assert sees.seqs == [6]
+
+
+def watch(feed: Feed) -> None:
+    feed.watching = True
+    feed.room.watchers = {**(feed.room.watchers or {}), feed: None}
 
 
 class TestReceipts:
@@ -251,40 +509,71 @@ class TestReceipts:
     def test_of_a_direct_chat_go_to_both(self, fanout: Fanout) -> None:
         ann, tablet, bob = Follower("ann"), Follower("ann", "tablet"), Follower("bob")
         for one in (ann, tablet, bob):
-            live(fanout, one, direct=True)
+            follow(fanout, one, direct=True)
         receipt(fanout, "ann", read_version=3)
-        assert [len(one.written) for one in (ann, tablet, bob)] == [1, 1, 1]
+        assert [[user for _, user, _ in one.receipts] for one in (ann, tablet, bob)] == [["ann"], ["ann"], ["ann"]]
         assert ann.session.feeds["c"].read_version == 3
         assert bob.session.feeds["c"].read_version == 0
 
     @pytest.mark.promise("protocol.5.receipt_goes_to")
-    def test_of_a_group_go_to_their_user(self, fanout: Fanout) -> None:
-        ann, bob = Follower("ann"), Follower("bob")
-        for one in (bob, ann):
-            live(fanout, one)
+    def test_of_a_group_go_to_their_user_and_to_who_watches(self, fanout: Fanout) -> None:
+        ann, bob, cyd = Follower("ann"), Follower("bob"), Follower("cyd")
+        feeds = [follow(fanout, one) for one in (bob, ann, cyd)]
         receipt(fanout, "ann")
-        assert (len(ann.written), bob.written) == (1, [])
+        assert [len(one.receipts) for one in (ann, bob, cyd)] == [1, 0, 0]
+        watch(feeds[0])
+        receipt(fanout, "ann", read_seq=2)
+        receipt(fanout, "bob", read_seq=2)
+        assert [len(one.receipts) for one in (ann, bob, cyd)] == [2, 2, 0]
+
+    @pytest.mark.promise("I12")
+    def test_of_others_go_no_more_to_who_is_no_member_any_more(self, fanout: Fanout) -> None:
+        ann, bob = Follower("ann"), Follower("bob")
+        feed = follow(fanout, ann)
+        follow(fanout, bob)
+        watch(feed)
+        say(fanout, 1, type_="member", body={"action": "remove", "user_id": "ann"})
+        receipt(fanout, "bob")
+        assert ann.receipts == []
+        receipt(fanout, "ann")
+        assert [user for _, user, _ in ann.receipts] == ["ann"]
 
     @pytest.mark.promise("protocol.5.read_refused")
     def test_a_refused_mark_is_answered_to_its_device(self, fanout: Fanout) -> None:
         ann, tablet, bob = Follower("ann"), Follower("ann", "tablet"), Follower("bob")
         for one in (ann, tablet, bob):
-            live(fanout, one, direct=True)
+            follow(fanout, one, direct=True)
         receipt(fanout, "ann", device_id="tablet", read_version=2)
-        assert [len(one.written) for one in (ann, tablet, bob)] == [0, 1, 0]
+        assert [len(one.receipts) for one in (ann, tablet, bob)] == [0, 1, 0]
 
-    def test_wait_for_the_conversations_frame(self, fanout: Fanout) -> None:
-        ann = Follower("ann")
-        fanout.register(ann)
-        fanout.enter(ann, "c")
-        receipt(fanout, "ann", read_seq=1)
-        receipt(fanout, "ann", read_seq=2)
+    def test_of_what_was_not_read_yet_go_to_all_who_may_want_them(self, fanout: Fanout) -> None:
+        ann, bob = Follower("ann"), Follower("bob")
+        for one in (ann, bob):
+            fanout.register(one)
+            fanout.enter(one, "c")
         receipt(fanout, "bob")
-        assert ann.written == []
-        assert {key: json.loads(value)["read_seq"] for key, value in ann.held.items()} == {
-            ("c", "ann"): 2,
-            ("c", "bob"): 1,
-        }
+        assert [[user for _, user, _ in one.receipts] for one in (ann, bob)] == [["bob"], ["bob"]]
 
     def test_of_nobody_here_are_dropped(self, fanout: Fanout) -> None:
         receipt(fanout, "ann")
+        ann = Follower("ann")
+        follow(fanout, ann)
+        fanout.leave(ann, "c")
+        receipt(fanout, "ann")
+        assert ann.receipts == []
+
+    def test_who_leaves_watches_no_more(self, fanout: Fanout) -> None:
+        ann = Follower("ann")
+        feed = follow(fanout, ann)
+        watch(feed)
+        fanout.unregister(ann)
+        assert fanout.rooms["c"].watchers == {}
+
+    def test_what_cannot_be_read_is_said(self, fanout: Fanout) -> None:
+        follow(fanout, Follower("ann"))
+        with pytest.raises(msgspec.MsgspecError):
+            fanout.receipt("c", b"{}")
+
+
+def test_a_record_of_the_tests_is_one_of_kafka() -> None:
+    assert json.loads(value(3, name="c"))["event_id"].startswith("00000003-")

@@ -20,8 +20,8 @@ RECEIPT = {
     "read_seq": 0,
     "read_version": 0,
 }
-AN_EVENT = Envelope(GROUP, "waybill.event.message", 2)
-A_RECEIPT = Envelope(GROUP, "waybill.receipt.read", 0)
+AN_EVENT = Envelope(GROUP, "waybill.event.message", 2, is_event=True, committed=0.0)
+A_RECEIPT = Envelope(GROUP, "waybill.receipt.read", 900, is_event=False, committed=0.0)
 
 
 def text(value: dict[str, Any]) -> bytes:
@@ -33,8 +33,10 @@ def record(
     key: bytes | None = GROUP.encode(),
     type_: bytes | None = b"waybill.event.message",
     seq: bytes | None = b"2",
+    time: bytes | None = None,
 ) -> Any:
-    return types.SimpleNamespace(key=key, value=value, headers=[("ce_type", type_), ("seq", seq)])
+    headers = [("ce_type", type_), ("seq", seq), ("ce_time", time)]
+    return types.SimpleNamespace(key=key, value=value, headers=headers)
 
 
 def test_an_event_and_a_receipt() -> None:
@@ -42,6 +44,19 @@ def test_an_event_and_a_receipt() -> None:
     check(text(EVENT), AN_EVENT)
     assert envelope(record(text(RECEIPT), type_=b"waybill.receipt.read", seq=b"900")) == A_RECEIPT
     check(text({**RECEIPT, "kind": "read", "cause": "read"}), A_RECEIPT)
+
+
+@pytest.mark.parametrize("seq", [None, b"", b"x", b"-1"])
+def test_a_receipt_without_its_id_in_the_outbox_is_one_all_the_same(seq: bytes | None) -> None:
+    assert envelope(record(text(RECEIPT), type_=b"waybill.receipt.delivered", seq=seq)).seq == 0
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [(b"1970-01-01T00:01:00.500000Z", 60.5), (None, 0.0), (b"", 0.0), (b"yesterday", 0.0), (b"\xff", 0.0)],
+)
+def test_when_an_event_was_committed(time: bytes | None, seconds: float) -> None:
+    assert envelope(record(time=time)).committed == seconds
 
 
 @pytest.mark.promise("protocol.7.dead", "protocol.9.kafka")

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.metrics import SWEEP_FINDS, Judge
+from services.gateway.judge import Judge
+from services.gateway.metrics import SWEEP_FINDS
 from services.gateway.sweep_rules import Change, ChangeRecords, ReceiptRecords, Row, Turn, folded
 from shared.errors import UnavailableError
 

@@ -1,0 +1,562 @@
+"""One session over a wire that the test holds: what it answers, what it sends again, and how it ends."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from services.gateway import connection as connection_module
+from services.gateway import requests
+from services.gateway.acks import Device, Mark
+from services.gateway.answers import Committed, Created
+from services.gateway.close import Close
+from services.gateway.limits import Limits, Patience, Rate
+from services.gateway.metrics import IGNORED_ACKS, RESENDS
+from services.gateway.wire import ready
+from shared.errors import NotFoundError, UnavailableError
+from tests.lone_gateway import House, Wire
+from tests.timelines import Row
+
+C = "0197c3d1-0000-7000-8000-0000000000c1"
+OTHER = "0197c3d1-0000-7000-8000-0000000000c2"
+QUIET = "0197c3d1-0000-7000-8000-0000000000c3"
+
+
+@pytest.fixture
+async def house(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+    async with House(monkeypatch) as made:
+        made.store.make(C, "ann", "bob", head=3)
+        yield made
+
+
+@pytest.fixture
+async def wire(house: House) -> Wire:
+    """Of ann's phone, which has everything."""
+    return await house.open(cursors={C: 3})
+
+
+def count(metric: Any) -> float:
+    return float(metric._value.get())
+
+
+class TestHello:
+    @pytest.mark.promise("protocol.3.hello", "protocol.3.close_codes")
+    async def test_it_has_its_time(self, house: House) -> None:
+        wire = house.wire()
+        house.forward(9.9)
+        assert wire.closed is None
+        house.forward(0.2)
+        assert wire.closed == (4408, "no hello in time")
+        assert house.sessions == set()
+
+    async def test_its_time_is_not_that_of_the_listing(self, house: House) -> None:
+        goes_on = asyncio.Event()
+        house.store.lasts["changed_since"].append(goes_on)
+        wire = house.wire()
+        wire.say({"t": "hello", "token": "ann", "device_id": "phone"})
+        await house.until(lambda: "changed_since" in house.store.asked, "the listing")
+        house.forward(20.0)
+        assert wire.closed is None
+        goes_on.set()
+        await house.quiet()
+        assert "listed" in wire.types
+
+    @pytest.mark.promise("protocol.3.hello")
+    async def test_what_follows_it_at_once_waits_for_listed(self, house: House) -> None:
+        wire = house.wire()
+        wire.say({"t": "hello", "token": "ann", "device_id": "phone", "cursors": {C: 3}}, {"t": "ping", "rid": "1"})
+        await house.quiet()
+        assert wire.types == ["welcome", "conversation", "listed", "pong"]
+
+    async def test_a_second_one_is_refused(self, wire: Wire) -> None:
+        wire.say({"t": "hello", "device_id": "phone"})
+        assert (wire.of("error")[0]["code"], wire.of("error")[0]["field"]) == ("bad_request", "t")
+
+
+class TestHeartbeat:
+    @pytest.mark.promise("protocol.3.heartbeat")
+    async def test_two_pings_without_an_answer_end_it(self, house: House, wire: Wire) -> None:
+        wire.answers = False
+        house.forward(24.9)
+        assert wire.pings == 0
+        house.forward(0.2)
+        assert wire.pings == 1
+        house.forward(25.0)
+        assert (wire.pings, wire.closed) == (2, None)
+        house.forward(25.0)
+        assert wire.closed == (4408, "no answer to pings")
+
+    @pytest.mark.promise("protocol.3.heartbeat")
+    async def test_who_answers_stays(self, house: House, wire: Wire) -> None:
+        house.forward(251.0)
+        assert (wire.pings, wire.closed) == (10, None)
+
+
+class TestResend:
+    @pytest.mark.promise("protocol.3.resend")
+    async def test_from_the_ring_with_doubled_delays_and_an_end(self, house: House, wire: Wire) -> None:
+        house.live(C, 2)
+        before = count(RESENDS)
+        reads = len(house.store.asked)
+        seen = []
+        for seconds in (4.9, 0.2, 10.0, 20.0, 40.0, 80.0, 159.0):
+            house.forward(seconds)
+            seen.append(len(wire.seqs()) // 2)
+        assert seen == [1, 2, 3, 4, 5, 6, 6]
+        assert wire.seqs() == [4, 5] * 6
+        assert count(RESENDS) - before == 10
+        assert (wire.closed, len(house.store.asked)) == (None, reads)
+        house.forward(2.0)
+        assert wire.closed == (4408, "no acks")
+
+    @pytest.mark.promise("protocol.3.resend", "protocol.3.ack")
+    async def test_what_is_acked_is_not_sent_again(self, house: House, wire: Wire) -> None:
+        house.live(C, 3)
+        wire.say({"t": "ack", "conversation_id": C.upper(), "ranges": [[5, 5]]})
+        house.forward(5.1)
+        assert wire.seqs() == [4, 5, 6, 4, 6]
+        wire.say({"t": "ack", "conversation_id": C, "ranges": [[4, 4], [6, 6]]})
+        house.forward(300.0)
+        assert wire.seqs() == [4, 5, 6, 4, 6]
+        assert [tuple(ranges) for _, ranges in house.acks.of("hold")][1:3] == [((5, 5),), ((4, 4), (6, 6))]
+
+    @pytest.mark.promise("protocol.9.present_state", "protocol.3.delete")
+    async def test_what_was_changed_since_is_read(self, house: House, wire: Wire) -> None:
+        of = house.store.of[C]
+        house.live(C)
+        house.say(C, of.write("delete", target_seq=4, body=None))
+        house.forward(5.1)
+        assert wire.seqs() == [4, 5]
+        await house.quiet()
+        assert [(frame["seq"], frame["body"]) for frame in wire.of("event")[2:]] == [(4, None), (5, None)]
+
+    async def test_what_the_ring_has_no_more_is_read(self, house: House, wire: Wire) -> None:
+        house.live(C, 2)
+        house.fanout.rooms[C].forget()
+        house.forward(5.1)
+        await house.quiet()
+        assert wire.seqs() == [4, 5, 4, 5]
+
+    async def test_what_is_acked_while_it_is_read_is_not_written(self, house: House, wire: Wire) -> None:
+        house.live(C, 2)
+        house.fanout.rooms[C].forget()
+        ack = {"t": "ack", "conversation_id": C, "ranges": [[4, 4]]}
+        house.store.after["events_at"].append(lambda: wire.say(ack))
+        house.forward(5.1)
+        await house.quiet()
+        assert wire.seqs() == [4, 5, 5]
+
+    @pytest.mark.promise("protocol.3.resend")
+    async def test_what_cannot_be_read_is_no_try(self, house: House, wire: Wire) -> None:
+        house.live(C)
+        house.fanout.rooms[C].forget()
+        house.store.fails["events_at"] += [UnavailableError("away")] * 20
+        for _ in range(21):
+            house.forward(5.1)
+            await house.quiet()
+        assert (wire.seqs(), wire.closed) == ([4, 4], None)
+
+    async def test_a_fault_in_the_read_ends_this_session_alone(self, house: House, wire: Wire) -> None:
+        house.live(C)
+        house.fanout.rooms[C].forget()
+        house.store.fails["events_at"].append(ValueError())
+        house.forward(5.1)
+        await house.quiet()
+        assert wire.closed == (4500, "a fault of the server")
+
+    async def test_who_takes_nothing_gets_nothing_again(self, house: House, wire: Wire) -> None:
+        house.live(C)
+        wire.congested = True
+        house.forward(100.0)
+        assert (wire.seqs(), wire.closed) == ([4], None)
+        wire.drain()
+        house.forward(0.3)
+        assert wire.seqs() == [4, 4]
+
+    @pytest.mark.promise("I12", "protocol.3.hidden_edit")
+    async def test_an_edit_of_what_is_hidden_is_never_taken_from_the_ring(self, house: House) -> None:
+        of = house.store.of[C]
+        of.add("cyd")
+        cyd = await house.open("cyd", cursors={C: 4})
+        house.say(C, of.write("edit", target_seq=2, body={"text": "secret"}))
+        await house.quiet()
+        house.forward(5.1)
+        await house.quiet()
+        assert [(frame["seq"], frame["body"]) for frame in cyd.of("event")] == [(5, None), (5, None)]
+
+
+class TestToken:
+    @pytest.mark.promise("protocol.2.expiry")
+    async def test_it_is_told_of_and_then_ends_the_session(self, house: House) -> None:
+        wire = await house.open(ttl=100.0, cursors={C: 3})
+        house.forward(39.0)
+        assert wire.of("expiring") == []
+        house.forward(1.1)
+        assert [frame["in_s"] for frame in wire.of("expiring")] == [60]
+        house.forward(69.8)
+        assert (wire.closed, len(wire.of("expiring"))) == (None, 1)
+        house.forward(0.2)
+        assert wire.closed == (4401, "the token has expired")
+
+    @pytest.mark.promise("protocol.3.token_frame")
+    async def test_a_fresh_one_goes_on(self, house: House) -> None:
+        wire = await house.open(ttl=100.0)
+        house.forward(41.0)
+        wire.say({"t": "token", "token": "ann:200"})
+        await house.quiet()
+        house.forward(139.0)
+        assert len(wire.of("expiring")) == 1
+        house.forward(2.0)
+        assert (len(wire.of("expiring")), wire.closed) == (2, None)
+
+    @pytest.mark.promise("protocol.3.token_frame")
+    @pytest.mark.parametrize("token", ["bob", "ann:50:tablet", ""])
+    async def test_another_ones_ends_it(self, house: House, wire: Wire, token: str) -> None:
+        wire.say({"t": "token", "token": token})
+        await house.quiet()
+        assert wire.closed is not None
+        assert wire.closed[0] == 4401
+
+    async def test_one_that_was_revoked_ends_it(self, house: House, wire: Wire) -> None:
+        house.store.revocations.append(Row(id=1, user_id="ann", device_id=None, jti=None, before=1.0))
+        wire.say({"t": "token", "token": "ann:200"})
+        await house.quiet()
+        assert wire.closed == (4401, "the token was revoked")
+
+
+class TestReceipts:
+    def _tell(self, house: House, user_id: str, read_seq: int) -> None:
+        told = {"t": "receipt", "conversation_id": C, "user_id": user_id, "read_version": 0, "read_seq": read_seq}
+        house.fanout.receipt(C, json.dumps(told).encode())
+
+    def _read(self, wire: Wire) -> list[tuple[str, int]]:
+        return [(frame["user_id"], frame["read_seq"]) for frame in wire.of("receipt")]
+
+    @pytest.mark.promise("protocol.5.receipt_goes_to")
+    async def test_ones_own_come_at_once_and_others_of_a_group_do_not(self, house: House, wire: Wire) -> None:
+        self._tell(house, "ann", 1)
+        self._tell(house, "bob", 2)
+        assert self._read(wire) == [("ann", 1)]
+
+    @pytest.mark.promise("protocol.3.watch")
+    async def test_who_watches_hears_of_all_so_far_and_then_of_each_once_a_second(
+        self, house: House, wire: Wire
+    ) -> None:
+        house.store.of[C].marks["bob"] = (2, 1, 0)
+        wire.say({"t": "watch", "conversation_id": C, "on": True})
+        await house.quiet()
+        assert self._read(wire) == [("bob", 1)]
+        for seq in (2, 3):
+            self._tell(house, "bob", seq)
+        self._tell(house, "cyd", 1)
+        self._tell(house, "ann", 3)
+        assert self._read(wire)[1:] == [("ann", 3)]
+        house.forward(1.1)
+        assert self._read(wire)[2:] == [("bob", 3), ("cyd", 1)]
+        self._tell(house, "bob", 9)
+        house.forward(0.9)
+        assert len(wire.of("receipt")) == 4
+        house.forward(0.2)
+        assert self._read(wire)[4:] == [("bob", 9)]
+        wire.say({"t": "watch", "conversation_id": C, "on": False})
+        self._tell(house, "bob", 10)
+        house.forward(2.0)
+        assert len(wire.of("receipt")) == 5
+
+    @pytest.mark.promise("I12")
+    async def test_what_is_held_for_who_is_removed_meanwhile_is_dropped(self, house: House, wire: Wire) -> None:
+        wire.say({"t": "watch", "conversation_id": C, "on": True})
+        await house.quiet()
+        self._tell(house, "bob", 2)
+        house.say(C, house.store.of[C].remove("ann"))
+        house.forward(1.1)
+        await house.quiet()
+        assert self._read(wire) == []
+        wire.say({"t": "watch", "conversation_id": C, "on": True})
+        assert wire.of("error")[0]["code"] == "not_member"
+
+    async def test_who_takes_nothing_hears_the_newest_later(self, house: House, wire: Wire) -> None:
+        wire.congested = True
+        for seq in (1, 2, 3):
+            self._tell(house, "ann", seq)
+        assert self._read(wire) == []
+        wire.drain()
+        assert self._read(wire) == [("ann", 3)]
+
+    async def test_for_a_conversation_that_is_loaded_again_they_wait(self, house: House, wire: Wire) -> None:
+        wire.handler.session.reload(wire.handler.session.feeds[C])
+        self._tell(house, "ann", 2)
+        wire.handler.release()
+        assert self._read(wire) == []
+        wire.handler.load(C)
+        await house.quiet()
+        assert wire.types[-2:] == ["conversation", "receipt"]
+
+    async def test_more_than_are_held_end_the_session(
+        self, house: House, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(connection_module, "_MOST_HELD", 2)
+        wire.congested = True
+        feed = wire.handler.session.feeds[C]
+        for user_id in ("bob", "cyd"):
+            wire.handler.receipt(feed, user_id, ready(b"{}"))
+        assert wire.closed is None
+        wire.handler.receipt(feed, "dan", ready(b"{}"))
+        assert wire.closed == (4408, "too slow")
+
+
+class TestFrames:
+    @pytest.mark.promise("protocol.3.bad_frame")
+    @pytest.mark.parametrize(
+        ("frame", "field", "rid"),
+        [
+            (b"\x00", "t", None),
+            ({"t": "nonsense"}, "t", None),
+            ({"t": "pull", "rid": "7", "conversation_id": C}, "after", "7"),
+            ({"t": "ack", "conversation_id": C, "ranges": [[3, 2]]}, "ranges.0", None),
+        ],
+    )
+    async def test_a_bad_one_is_answered_and_the_session_goes_on(
+        self, wire: Wire, frame: Any, field: str, rid: str | None
+    ) -> None:
+        wire.say(frame, {"t": "ping"})
+        (error,) = wire.of("error")
+        assert (error["code"], error["field"], error.get("rid")) == ("bad_request", field, rid)
+        assert wire.types[-1] == "pong"
+
+    async def test_a_fault_of_ours_in_one_ends_nothing(
+        self, house: House, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fails(*_: Any) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(house.sends, "submit", fails, raising=False)
+        send = {"t": "send", "rid": "7", "conversation_id": C, "client_msg_id": "m", "body": {}}
+        wire.say(send, {"t": "ping"})
+        (error,) = wire.of("error")
+        assert (error["code"], error["rid"], wire.types[-1], wire.closed) == ("internal", "7", "pong", None)
+
+    async def test_nor_in_what_it_waits_for(self, house: House, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def fails(*_: Any, **__: Any) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(requests, "page", fails)
+        wire.say({"t": "pull", "rid": "7", "conversation_id": C, "after": 0}, {"t": "ping"})
+        await house.quiet()
+        assert (wire.of("error")[0]["code"], wire.types[-1], wire.closed) == ("internal", "pong", None)
+
+    @pytest.mark.promise("protocol.3.pull")
+    async def test_they_are_answered_in_order_though_one_has_to_wait(
+        self, house: House, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        goes_on = asyncio.Event()
+
+        async def page(*_: Any, **__: Any) -> None:
+            await goes_on.wait()
+            raise NotFoundError("none such", field="conversation_id")
+
+        monkeypatch.setattr(requests, "page", page)
+        wire.say(
+            {"t": "ping", "rid": "1"},
+            {"t": "pull", "rid": "2", "conversation_id": OTHER, "after": 0},
+            {"t": "ping", "rid": "3"},
+        )
+        house.live(C)
+        await asyncio.sleep(0)
+        assert wire.types[-2:] == ["pong", "event"], "events do not wait"
+        assert (wire.paused, wire.handler.state) == (True, "busy")
+        goes_on.set()
+        await house.quiet()
+        assert [frame.get("rid") for frame in wire.frames[-2:]] == ["2", "3"]
+        assert (wire.paused, wire.handler.state) == (False, "open")
+
+    async def test_one_that_ends_while_it_waits(
+        self, house: House, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        goes_on = asyncio.Event()
+
+        async def page(*_: Any, **__: Any) -> None:
+            await goes_on.wait()
+            raise NotFoundError("none such", field="conversation_id")
+
+        monkeypatch.setattr(requests, "page", page)
+        wire.say({"t": "pull", "rid": "2", "conversation_id": OTHER, "after": 0}, {"t": "ping"})
+        await asyncio.sleep(0)
+        wire.handler.gone(1006)
+        goes_on.set()
+        await house.quiet()
+        assert "pong" not in wire.types
+        assert wire.handler.state == "busy"
+
+    @pytest.mark.promise("protocol.3.ack")
+    async def test_an_ack_of_what_is_not_there_is_counted(self, house: House, wire: Wire) -> None:
+        before = count(IGNORED_ACKS)
+        wire.say({"t": "ack", "conversation_id": OTHER, "ranges": [[1, 5]]})
+        wire.say({"t": "ack", "conversation_id": C, "ranges": [[3, 6]]})
+        assert count(IGNORED_ACKS) - before == 1 + 3
+        assert house.acks.of("hold")[-1:] == [(Device(C, "ann", "phone"), ((1, 3),))], "of `hello`"
+
+    async def test_acks_of_a_group_may_wait_as_long_as_the_session(self, house: House) -> None:
+        house.store.make(OTHER, "ann", "bob", kind="direct", head=3)
+        wire = await house.open(cursors={C: 3, OTHER: 3})
+        house.acks.later.clear()
+        house.live(C)
+        house.live(OTHER)
+        wire.say(*[{"t": "ack", "conversation_id": name, "ranges": [[4, 4]]} for name in (C, OTHER)])
+        assert [device.conversation_id for device, _ in house.acks.later] == [C]
+        wire.handler.gone(1006)
+        assert house.acks.of("hurry") == [(Device(C, "ann", "phone"),)]
+
+    async def test_an_ack_brings_what_waited_for_the_window(self, house: House) -> None:
+        house.settings.gateway_window = 4
+        wire = await house.open(cursors={C: 3})
+        house.live(C, 6)
+        assert wire.seqs() == [4, 5, 6, 7]
+        wire.say({"t": "ack", "conversation_id": C, "ranges": [[4, 6]]})
+        await house.quiet()
+        assert wire.seqs() == [4, 5, 6, 7, 8, 9]
+
+    @pytest.mark.promise("protocol.3.read")
+    async def test_marks_carry_the_version_that_was_told(self, house: House, wire: Wire) -> None:
+        wire.handler.session.feeds[C].read_version = 4
+        wire.say(
+            {"t": "read", "conversation_id": C, "seq": 2},
+            {"t": "unread", "conversation_id": C, "seq": 1, "version": 5},
+            {"t": "read", "conversation_id": OTHER, "seq": 1},
+        )
+        device = Device(C, "ann", "phone")
+        assert house.acks.of("mark") == [(Mark(device, "read", 2, 4),), (Mark(device, "unread", 1, 5),)]
+        assert wire.of("error")[0]["code"] == "not_found"
+
+    @pytest.mark.promise("protocol.3.typing")
+    async def test_typing_and_presence_are_handed_on(self, house: House, wire: Wire) -> None:
+        wire.say({"t": "typing", "conversation_id": C}, {"t": "presence", "users": ["bob"]})
+        assert house.social.of("typed") == [(wire.handler, C)]
+        assert house.social.of("watch") == [(wire.handler, ["bob"])]
+        house.say(C, house.store.of[C].remove("ann"))
+        wire.say({"t": "typing", "conversation_id": C}, {"t": "typing", "conversation_id": OTHER})
+        assert [frame["code"] for frame in wire.of("error")] == ["not_member", "not_found"]
+
+    async def test_rates_are_told_of_before_they_end_the_session(self, house: House, wire: Wire) -> None:
+        limits = Limits({"frames": Rate(1.0, 2)}, {}, patience=Patience(3, 10.0, 0.0))
+        wire.handler.rates = limits.session("ann")
+        wire.say(*[{"t": "ping"}] * 3)
+        assert wire.types[-3:] == ["pong", "pong", "error"]
+        assert wire.of("error")[0]["code"] == "rate_limited"
+        assert wire.of("error")[0]["retry_after_ms"] == 1_000
+        wire.say(*[{"t": "ping"}] * 9)
+        assert wire.closed == (4429, "far over the rate")
+        assert len(wire.of("error")) == 3
+
+
+class TestSends:
+    def _send(self, rid: str, name: str = C) -> dict[str, Any]:
+        return {"t": "send", "rid": rid, "conversation_id": name, "client_msg_id": f"m{rid}", "body": {}}
+
+    @pytest.mark.promise("protocol.3.send")
+    async def test_they_are_answered_as_ingest_does(self, house: House, wire: Wire) -> None:
+        wire.say(self._send("1"), self._send("2"))
+        (_, _, first), (_, _, second) = house.sends.of("submit")
+        second(UnavailableError("away", retry_after_ms=5))
+        first(Committed("e", 4, "now", duplicate=False))
+        assert [(frame["t"], frame["rid"]) for frame in wire.frames[-2:]] == [("error", "2"), ("sent", "1")]
+        assert wire.of("sent")[0] == {
+            "t": "sent",
+            "rid": "1",
+            "conversation_id": C,
+            "client_msg_id": "m1",
+            "event_id": "e",
+            "seq": 4,
+            "created_at": "now",
+            "duplicate": False,
+        }
+        assert house.fanout.rooms[C].ackable == 4, "it may be acked before Kafka brings it"
+
+    async def test_too_many_stop_the_reading_until_one_is_answered(self, house: House) -> None:
+        house.settings.gateway_session_sends = 2
+        wire = await house.open()
+        wire.say(*[self._send(str(number)) for number in range(4)])
+        assert (len(house.sends.of("submit")), wire.paused) == (2, True)
+        house.sends.of("submit")[0][2](Committed("e", 4, "now", duplicate=False))
+        await house.quiet()
+        assert (len(house.sends.of("submit")), wire.paused) == (3, True)
+
+    async def test_an_answer_after_the_end_is_dropped(self, house: House, wire: Wire) -> None:
+        wire.say(self._send("1"))
+        wire.handler.gone(1006)
+        house.sends.of("submit")[0][2](Committed("e", 4, "now", duplicate=False))
+        assert wire.of("sent") == []
+
+    @pytest.mark.promise("protocol.3.create")
+    async def test_who_creates_follows_at_once(self, house: House, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def create(*_: Any) -> Created:
+            house.store.make(OTHER, "ann")
+            return Created(OTHER, existing=False)
+
+        monkeypatch.setattr(house.sends, "create", create, raising=False)
+        wire.say({"t": "create", "rid": "1", "kind": "group", "members": ["bob"]})
+        await house.quiet()
+        assert wire.of("created") == [{"t": "created", "rid": "1", "conversation_id": OTHER, "existing": False}]
+        assert wire.types[-2:] == ["conversation", "event"]
+
+
+class TestSlowness:
+    async def test_who_does_not_read_what_it_asked_for_gets_no_more_of_it(
+        self, house: House, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(connection_module, "_DRAINED_S", 0.01)
+        wire.congested = True
+        wire.say({"t": "pull", "rid": "1", "conversation_id": C, "after": 0})
+        await house.until(lambda: wire.closed, "the end")
+        assert wire.closed == (4408, "too slow")
+
+    async def test_answers_beyond_all_measure_end_it(self, wire: Wire) -> None:
+        wire.congested, wire.waiting_bytes = True, 3 * 1024 * 1024
+        wire.say({"t": "ping"})
+        assert wire.closed == (4408, "too slow")
+
+
+class TestEnd:
+    async def test_the_first_reason_counts_and_nothing_is_left(self, house: House, wire: Wire) -> None:
+        wire.handler.end(Close(4409, "replaced"))
+        wire.handler.end(Close(4500, "again"))
+        wire.handler.gone(1006)
+        assert wire.closed == (4409, "replaced")
+        assert (house.sessions, house.fanout.users, house.fanout.rooms[C].feeds) == (set(), {}, {})
+        assert house.social.of("closed") == [(wire.handler,)]
+
+    async def test_one_that_ended_does_nothing_any_more(self, house: House, wire: Wire) -> None:
+        house.live(C)
+        wire.handler.gone(1006)
+        written = len(wire.frames)
+        wire.handler.load(C)
+        wire.handler.wake()
+        wire.handler.message('{"t":"ping"}')
+        house.live(C)
+        house.forward(1_000.0)
+        await house.quiet()
+        assert (len(wire.frames), wire.pings, house.loader._wanted) == (written, 0, {})
+        assert house.heap.next == float("inf")
+
+    async def test_one_that_never_said_hello(self, house: House) -> None:
+        wire = house.wire()
+        wire.handler.writable()
+        wire.handler.gone(1006)
+        assert (house.sessions, house.social.calls) == (set(), [])
+
+    @pytest.mark.promise("I10")
+    async def test_what_was_acked_is_told_again_now_and_then(self, house: House, wire: Wire) -> None:
+        for name in (OTHER, QUIET):
+            house.store.make(name, "ann")
+            house.say(name, 1)
+        await house.quiet()
+        house.live(C)
+        wire.say(*[{"t": "ack", "conversation_id": name, "ranges": [[1, 4]]} for name in (C, OTHER)])
+        told = len(house.acks.of("hold"))
+        house.forward(299.0)
+        assert len(house.acks.of("hold")) == told
+        house.forward(2.0)
+        again = {device.conversation_id: list(ranges) for device, ranges in house.acks.of("hold")[told:]}
+        assert again == {C: [(1, 4)], OTHER: [(1, 1)]}

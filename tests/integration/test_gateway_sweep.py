@@ -35,7 +35,7 @@ async def pool(module_database: Database) -> AsyncIterator[Pool]:
 
 @dataclass
 class Room:
-    head: int
+    top: int
 
 
 @dataclass
@@ -66,12 +66,12 @@ class Local:
     def heads(self, heads: Any) -> None:
         self.all_heads.append(dict(heads))
         for name, head in heads.items():
-            self.rooms[name].head = max(head, self.rooms[name].head)
+            self.rooms[name].top = max(head, self.rooms[name].top)
 
     def event(self, conversation_id: str, seq: int, _type: str, _value: bytes, **_: float) -> None:
         self.events.append((conversation_id, seq))
         if conversation_id in self.rooms:
-            self.rooms[conversation_id].head = max(seq, self.rooms[conversation_id].head)
+            self.rooms[conversation_id].top = max(seq, self.rooms[conversation_id].top)
 
     def receipt(self, conversation_id: str, value: bytes) -> None:
         self.receipts.append((conversation_id, msgspec.json.decode(value)))
@@ -123,7 +123,7 @@ async def test_an_event_that_never_came_is_found(home: Rows, pool: Pool, local: 
     async with local.swept(pool):
         await home.messages(followed, ann, 3)
         await home.messages(brought, ann, 2)
-        local.rooms[brought].head = 3
+        local.rooms[brought].top = 3
         await home.messages(foreign, ann, 1)
         await has(lambda: local.all_heads)
         assert local.all_heads == [{followed: 4}]
@@ -143,7 +143,7 @@ async def test_after_a_find_the_next_one_comes_sooner(home: Rows, pool: Pool, lo
         await has(lambda: local.all_heads)
         sweep._every_s = 60.0
         await home.messages(group, ann, 1)
-        await has(lambda: local.rooms[group].head == 3)
+        await has(lambda: local.rooms[group].top == 3)
 
 
 async def test_what_was_committed_before_the_start_is_nobodys(home: Rows, pool: Pool, local: Local) -> None:
@@ -167,7 +167,7 @@ async def test_within_the_grace_nothing_is_judged(home: Rows, pool: Pool, local:
         await home.messages(lost, ann, 1)
         await asyncio.sleep(0.6)  # longer than the grace: what is late because much is on its way is not lost
         assert local.all_heads == []
-        local.rooms[late].head = 2
+        local.rooms[late].top = 2
         lag = 0.0
         await has(lambda: local.all_heads)
     assert local.all_heads == [{lost: 2}]
@@ -182,7 +182,7 @@ async def test_a_member_that_never_came_is_brought_in(home: Rows, pool: Pool, lo
         seen = await home.member(known, ann, "add", cat)
         sweep.saw_change(known, seen)
         lost = await home.member(known, ann, "add", ben)
-        local.rooms[known].head = await home.write(known, ann)  # its record raised the head over what was lost
+        local.rooms[known].top = await home.write(known, ann)  # its record raised the head over what was lost
         created = await home.group(ann, ben)
         added = await home.member(unknown, ann, "add", ben)
         another = await home.group(ann, user("dan"))
@@ -221,7 +221,7 @@ async def test_without_kafka_it_carries_delivery_and_repeats_nothing_after(
     async with local.swept(pool, every_s=60.0, away_s=0.02, grace_s=60.0) as sweep:
         for seq in (2, 3, 4):
             await home.messages(chat, ann, 1)
-            await has(lambda seq=seq: local.rooms[chat].head == seq, timeout=1)
+            await has(lambda seq=seq: local.rooms[chat].top == seq, timeout=1)
             await home.mark(chat, ben, held=f"{{[1,{seq + 1})}}")
             await has(lambda seq=seq: len(local.receipts) == seq - 1, timeout=1)
         local.away = False
@@ -273,7 +273,7 @@ async def test_a_backlog_of_20_000_rows_is_read_in_parts(home: Rows, pool: Pool,
             " FROM generate_series(2, 501) AS n, conversation AS c WHERE c.conversation_id = ANY ($1::uuid[])",
             groups,
         )
-        await has(lambda: all(room.head == 501 for room in local.rooms.values()), timeout=20)
+        await has(lambda: all(room.top == 501 for room in local.rooms.values()), timeout=20)
         assert sweep.started.is_set()
     assert len(local.all_heads) > 3
 

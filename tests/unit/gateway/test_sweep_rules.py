@@ -101,7 +101,7 @@ def test_records_are_forgotten_rather_than_kept_without_bound() -> None:
 
 class FakeRoom:
     def __init__(self, head: int) -> None:
-        self.head = head
+        self.top = head
 
 
 class FakeFollower:
@@ -121,7 +121,7 @@ class FakeFanout:
     def heads(self, heads: Any) -> None:
         self.told.append(("heads", dict(heads)))
         for name, head in heads.items():
-            self.rooms[name].head = max(self.rooms[name].head, head)
+            self.rooms[name].top = max(self.rooms[name].top, head)
 
     def event(
         self, conversation_id: str, seq: int, type_: str, value: bytes, *, stamped: float, committed: float
@@ -129,7 +129,7 @@ class FakeFanout:
         assert (stamped, committed) == (0.0, 7.0)
         self.told.append(("event", conversation_id, seq))
         if conversation_id in self.rooms:
-            self.rooms[conversation_id].head = max(seq, self.rooms[conversation_id].head)
+            self.rooms[conversation_id].top = max(seq, self.rooms[conversation_id].top)
 
     def receipt(self, conversation_id: str, value: bytes) -> None:
         self.told.append(("receipt", conversation_id, value))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from services.gateway import fanout as fanout_module
 from services.gateway.events import EVENT_TYPE, entry
 from services.gateway.session import Session
 from shared.ranges import OPEN, RangeSet
 from tests.ready import payloads
 
 if TYPE_CHECKING:
+    import pytest
+
     from services.gateway.events import Entry
     from services.gateway.fanout import Fanout
     from services.gateway.feed import Feed
@@ -41,6 +45,13 @@ def made(seq: int, type_: str = "message", **more: Any) -> Entry:
 def written(frames: bytes) -> list[dict[str, Any]]:
     """Ready frames, read back."""
     return [json.loads(text) for text in payloads(frames)]
+
+
+def faults(patch: pytest.MonkeyPatch) -> list[str]:
+    """What is logged of sessions that could not be served. The log itself takes its time to show where."""
+    told: list[str] = []
+    patch.setattr(fanout_module, "logger", lambda _: SimpleNamespace(exception=told.append))
+    return told
 
 
 class Follower:

@@ -1,7 +1,6 @@
 """Gateways in the test's own process, clients that keep every frame, conversations written as ingest writes them."""
 
 import asyncio
-import itertools
 import json
 import uuid
 from collections.abc import AsyncIterator
@@ -10,53 +9,54 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import aiohttp
-import asyncpg
-import msgspec
 import websockets
+from prometheus_client import REGISTRY
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from deploy.local import ports
 from services.gateway.main import serve
 from services.gateway.settings import GatewaySettings
-from services.ingest.admission import admit
-from services.ingest.conversations import Conversations, CreateRequest, plan
 from services.ingest.main import serve as serve_ingest
 from services.ingest.settings import IngestSettings
-from services.ingest.writer import Writer, Written
-from shared.auth import Claims, mint
-from shared.contracts.sends import SendItem
+from shared.auth import mint
 from shared.kafka import Topics
-from shared.postgres import Pool, open_pool
 from tests.databases import Database
+from tests.frames import check_frame, check_sent
 from tests.relay import Line
+from tests.relays import all_records
+from tests.rows import DIGEST_KEY, Rows, open_rows, user
+from tests.schemas import MismatchError
 from tests.stack import Stores
 from tests.waiting import until
 
 SECRET = "tests-secret-tests-secret-tests-secret"
-DIGEST_KEY = "tests-digest-key-of-32-characters"
 
 Frame = dict[str, Any]
 
-_names = itertools.count()
-
-
-def user(name: str) -> str:
-    """A user id that no other test has."""
-    return f"{name}.{next(_names)}.{uuid.uuid4().hex[:6]}"
+__all__ = ["SECRET", "Client", "Frame", "Gateway", "House", "house", "metric", "token", "user"]
 
 
 def token(user_id: str, **more: Any) -> str:
     return mint(SECRET, user_id, **more)
 
 
+def metric(name: str, **labels: str) -> float:
+    """A metric of this process, over all its gateways."""
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
 class Client:
-    """A device. Keeps all frames in `got`; acks each event at once if told so."""
+    """A device. Keeps all frames in `got`; acks each event at once if told so.
+
+    A frame that is not in the AsyncAPI document is an error of whatever is asked next.
+    """
 
     def __init__(self, socket: ClientConnection, *, acks: bool) -> None:
         self.socket = socket
         self.acks = acks
         self.got: list[Frame] = []
+        self._fault: MismatchError | None = None
         self._reading = asyncio.create_task(self._read())
 
     async def __aenter__(self) -> Self:
@@ -68,19 +68,30 @@ class Client:
     async def close(self) -> None:
         await self.socket.close()
         await asyncio.wait([self._reading], timeout=5)
+        self._check()
+
+    def _check(self) -> None:
+        if self._fault is not None:
+            raise self._fault
 
     async def _read(self) -> None:
         try:
             async for text in self.socket:
                 frame = json.loads(text)
                 self.got.append(frame)
+                try:
+                    check_frame("in", frame)
+                except MismatchError as fault:
+                    self._fault = self._fault or fault
                 if self.acks and frame["t"] == "event":
                     await self.ack(frame["conversation_id"], frame["seq"])
         except websockets.ConnectionClosed:
             pass
 
     async def say(self, t: str, **fields: Any) -> None:
-        await self.socket.send(json.dumps({"t": t, **fields}))
+        text = json.dumps({"t": t, **fields})
+        check_sent(text)
+        await self.socket.send(text)
 
     async def hello(self, device: str = "phone", **fields: Any) -> None:
         """Say hello and wait until all is listed."""
@@ -92,6 +103,7 @@ class Client:
 
     def all(self, t: str, **fields: Any) -> list[Frame]:
         """Every frame of a type so far, with these members."""
+        self._check()
         return [
             frame
             for frame in self.got
@@ -135,15 +147,27 @@ class Client:
 
 @dataclass
 class Gateway:
-    """A running gateway."""
+    """A running gateway. Its clients end with it."""
 
     settings: GatewaySettings
     stop: asyncio.Event
     task: asyncio.Task[None]
+    clients: list[Client] = field(default_factory=list)
 
     @property
     def url(self) -> str:
-        return f"ws://127.0.0.1:{self.settings.gateway_port}/v1/socket"
+        scheme = "ws" if self.settings.gateway_tls_certificate is None else "wss"
+        return f"{scheme}://127.0.0.1:{self.settings.gateway_port}/v1/socket"
+
+    async def opened(self) -> None:
+        """Wait until its port is open."""
+
+        async def opens() -> bool:
+            if self.task.done():
+                self.task.result()
+            return await _listens(self.settings.gateway_port)
+
+        await until(opens, timeout=20, what="gateway")
 
     async def readyz(self) -> Frame | None:
         url = f"http://127.0.0.1:{self.settings.gateway_private_port}/readyz"
@@ -158,7 +182,9 @@ class Gateway:
         options.setdefault("subprotocols", [Subprotocol("waybill.v1")])
         headers = {} if bearer is None else {"Authorization": f"Bearer {bearer}"}
         socket = await connect(self.url, additional_headers=headers, compression=None, max_size=None, **options)
-        return Client(socket, acks=acks)
+        client = Client(socket, acks=acks)
+        self.clients.append(client)
+        return client
 
     async def client(self, user_id: str, device: str = "phone", *, acks: bool = True, **hello: Any) -> Client:
         """Connect and say hello."""
@@ -170,23 +196,29 @@ class Gateway:
         self.stop.set()
         await asyncio.wait_for(asyncio.shield(self.task), 20)
 
+    async def finish(self) -> None:
+        """Close every client, and see that each frame was a known one; then end, with nobody left to drain."""
+        try:
+            for closed in await asyncio.gather(*(client.close() for client in self.clients), return_exceptions=True):
+                if closed is not None:
+                    raise closed
+        finally:
+            await self.end()
+
 
 @dataclass
-class House:
+class House(Rows):
     """A database, topics and a Redis, and what a test starts on them."""
 
-    database: Database
     stores: Stores
     topics: Topics
     redis_url: str
-    owner: asyncpg.Connection
-    pool: Pool
     line: Line
     stack: AsyncExitStack
     ingest_port: int = field(default_factory=ports.free_port)
 
-    async def gateway(self, **settings: Any) -> Gateway:
-        """Start a gateway; it ends with the test."""
+    async def gateway(self, *, waits: bool = True, **settings: Any) -> Gateway:
+        """Start a gateway; it ends with the test. ``waits``: until its port is open."""
         port = ports.free_port()
         made = GatewaySettings(
             **{
@@ -205,8 +237,9 @@ class House:
         )
         stop = asyncio.Event()
         gateway = Gateway(made, stop, asyncio.create_task(serve(made, stop)))
-        self.stack.push_async_callback(gateway.end)
-        await until(lambda: _opens(gateway), timeout=20, what="gateway")
+        self.stack.push_async_callback(gateway.finish)
+        if waits:
+            await gateway.opened()
         return gateway
 
     async def ingest(self, **settings: Any) -> None:
@@ -215,7 +248,7 @@ class House:
             **{
                 "postgres_url": self.database.url("ingest"),
                 "auth_secret": SECRET,
-                "digest_key": DIGEST_KEY,
+                "digest_key": DIGEST_KEY.decode(),
                 "ingest_port": self.ingest_port,
                 "ingest_private_port": ports.free_port({self.ingest_port}),
                 **settings,
@@ -232,67 +265,18 @@ class House:
         await until(lambda: _listens(self.ingest_port), timeout=20, what="ingest")
 
     async def group(self, *members: str, title: str = "t", history: str = "joined", publish: bool = True) -> str:
-        """A group; the first member makes it."""
-        return await self._create(
-            CreateRequest(kind="group", members=[*members], title=title, history=history), publish
-        )  # type: ignore[arg-type]
-
-    async def direct(self, one: str, other: str, *, publish: bool = True) -> str:
-        return await self._create(CreateRequest(kind="direct", members=[one, other]), publish)
-
-    async def _create(self, request: CreateRequest, publish: bool) -> str:
-        planned = plan(request, request.members[0])
-        await Conversations(self.pool, DIGEST_KEY.encode(), 5.0).create(planned)
+        """A group; the first member makes it. Its creation is published unless told otherwise."""
+        made = await super().group(*members, title=title, history=history)
         if publish:
             await self.line.publish()
-        return planned.conversation_id
+        return made
 
-    async def write(
-        self, conversation_id: str, sender: str, body: Any = None, type_: str = "message", target: int | None = None
-    ) -> int:
-        """Write one event, as ingest would; it is not published yet. Returns its seq."""
-        (seq,) = await self._write(conversation_id, sender, [({"x": 1} if body is None else body, type_, target)])
-        return seq
-
-    async def messages(self, conversation_id: str, sender: str, count: int) -> list[int]:
-        """Write so many messages in one transaction; they are not published yet."""
-        return await self._write(conversation_id, sender, [({"n": n}, "message", None) for n in range(count)])
-
-    async def member(self, conversation_id: str, sender: str, action: str, subject: str | None = None) -> int:
-        body = {"action": action} | ({} if subject is None else {"user_id": subject})
-        return await self.write(conversation_id, sender, body, "member")
-
-    async def _write(self, conversation_id: str, sender: str, events: list[tuple[Any, str, int | None]]) -> list[int]:
-        claims = Claims("tests", "service", None, 0.0)
-        sends = [
-            admit(
-                claims,
-                msgspec.convert(
-                    {
-                        "conversation_id": conversation_id,
-                        "sender_id": sender,
-                        "client_msg_id": uuid.uuid4().hex,
-                        "type": type_,
-                        "target_seq": target,
-                    },
-                    SendItem,
-                )
-                if type_ in ("recall", "delete")
-                else SendItem(
-                    conversation_id=conversation_id,
-                    sender_id=sender,
-                    client_msg_id=uuid.uuid4().hex,
-                    type=type_,  # type: ignore[arg-type]
-                    body=msgspec.Raw(json.dumps(body).encode()),
-                    target_seq=target,
-                ),
-                digest_key=DIGEST_KEY.encode(),
-            )
-            for body, type_, target in events
-        ]
-        written = await Writer(self.pool, 5.0).write(sends)
-        assert all(isinstance(one, Written) for one in written), written
-        return [one.seq for one in written if isinstance(one, Written)]
+    async def direct(self, one: str, other: str, *, publish: bool = True) -> str:
+        """A direct chat, published like a group."""
+        made = await super().direct(one, other)
+        if publish:
+            await self.line.publish()
+        return made
 
     async def record(self, conversation_id: str, user_id: str, device_id: str, ranges: str) -> None:
         """What receipts would have kept of a device's acks."""
@@ -305,15 +289,45 @@ class House:
             ranges,
         )
 
+    async def head(self, conversation_id: str) -> int:
+        """The highest seq in Postgres."""
+        found: int = await self.owner.fetchval(
+            "SELECT last_seq FROM conversation WHERE conversation_id = $1", conversation_id
+        )
+        return found
+
+    async def event_id(self, conversation_id: str, seq: int) -> str:
+        """Of the event at a seq."""
+        return str(
+            await self.owner.fetchval(
+                "SELECT event_id FROM event WHERE conversation_id = $1 AND seq = $2", conversation_id, seq
+            )
+        )
+
+    async def settled(self) -> None:
+        """Wait until no transaction is open that began before now: a `since` told from here on names none of them."""
+        now = int(await self.owner.fetchval("SELECT pg_current_xact_id()::text"))
+
+        async def passed() -> bool:
+            return int(await self.owner.fetchval("SELECT pg_snapshot_xmin(pg_current_snapshot())::text")) > now
+
+        await until(passed, timeout=20, what="older transactions")
+
+    async def acks(self, *conversation_ids: str) -> list[Frame]:
+        """What gateways wrote to Kafka of these conversations' acks and marks."""
+        values = [
+            dict(json.loads(record.value or b"")) for record in await all_records(self.stores.kafka, [self.topics.acks])
+        ]
+        return [value for value in values if value["conversation_id"] in conversation_ids]
+
 
 @asynccontextmanager
 async def house(database: Database, stores: Stores, prefix: str, redis_url: str) -> AsyncIterator[House]:
     async with AsyncExitStack() as stack:
-        owner = await asyncpg.connect(database.owner_url)
-        stack.push_async_callback(owner.close)
-        pool = await stack.enter_async_context(open_pool(database.url("ingest"), size=2, name="tests"))
-        line = await stack.enter_async_context(Line(owner, stores.kafka, prefix))
-        yield House(database, stores, Topics(prefix), redis_url, owner, pool, line, stack)
+        rows = await stack.enter_async_context(open_rows(database))
+        line = await stack.enter_async_context(Line(rows.owner, stores.kafka, prefix))
+        of_rows = (database, rows.owner, rows.ingest_pool, rows.receipts_pool)
+        yield House(*of_rows, stores, Topics(prefix), redis_url, line, stack)
 
 
 async def _listens(port: int) -> bool:
@@ -324,9 +338,3 @@ async def _listens(port: int) -> bool:
     writer.close()
     await writer.wait_closed()
     return True
-
-
-async def _opens(gateway: Gateway) -> bool:
-    if gateway.task.done():
-        gateway.task.result()
-    return await _listens(gateway.settings.gateway_port)

@@ -16,7 +16,6 @@ class Promise(NamedTuple):
     later: str | None = None
 
 
-_GATEWAY = "comes with the whole gateway: answered as an unknown frame, or the field is ignored, until then"
 _TIMELINE = "comes with the whole timeline"
 _TRACE = "comes with the trace command"
 _PROOF = "comes with the proof's drills"
@@ -55,7 +54,9 @@ PROMISES: dict[str, Promise] = {
     ),
     "protocol.3.hello_sync": Promise("full starts at the server's record of the device, live at the head."),
     "protocol.3.hello_cursors": Promise("A cursor in hello is where pushing starts, and an ack of all up to it."),
-    "protocol.3.hello_since": Promise("`since` limits the listing to what changed.", _GATEWAY),
+    "protocol.3.hello_since": Promise(
+        "`since` limits the listing to what is named or changed; the rest stays subscribed."
+    ),
     "protocol.3.listing_order": Promise("Conversations with unread events come first, newest first."),
     "protocol.3.peer_receipt": Promise(
         "The frame of a direct chat is followed by the peer's receipt, if there is one."
@@ -72,22 +73,22 @@ PROMISES: dict[str, Promise] = {
     "protocol.3.read": Promise("read and unread are answered by a receipt, with the present marks when refused."),
     "protocol.3.pull": Promise("pull is answered by a page; next passes over what is not visible."),
     "protocol.3.token_frame": Promise("token renews the session; another sub closes 4401."),
-    "protocol.3.watch": Promise("watch brings other members' receipts of a group.", _GATEWAY),
-    "protocol.3.typing": Promise("typing is told to the others.", _GATEWAY),
-    "protocol.3.presence": Promise("presence tells who is online.", _GATEWAY),
+    "protocol.3.watch": Promise("watch brings other members' receipts of a group: those so far, then changes, folded."),
+    "protocol.3.typing": Promise("typing is told to the others."),
+    "protocol.3.presence": Promise("presence tells who is online."),
     "protocol.3.event_everywhere": Promise("An event goes to every session of every member who may see it."),
     "protocol.3.conversation_frame": Promise("A conversation frame comes when one is added, leaves, or it changes."),
     "protocol.3.left_conversation": Promise("One that the user left is listed while the cursor is below its end."),
     "protocol.3.resend": Promise("What is not acked in time is sent again, doubling, then 4408."),
     "protocol.3.window": Promise("At most `window` events of a session are unacknowledged."),
     "protocol.3.cursor_ahead": Promise("A cursor above the head is answered with the true head."),
-    "protocol.3.reset": Promise("Another event id at a cursor is answered with reset.", _GATEWAY),
+    "protocol.3.reset": Promise("Another event id at a cursor is answered with reset."),
     "protocol.3.hidden_edit": Promise("An edit of what a member may not see comes with body null."),
     "protocol.3.edited_by": Promise("What was read tells edited_by, recalled_by, deleted_by."),
     "protocol.3.delete": Promise("delete erases the body and those of its edits for every read."),
     "protocol.3.recall": Promise("recall hides the same from every read."),
     "protocol.3.erase_within": Promise("Kafka and the outbox forget a deleted body within erase_within.", _TIMELINE),
-    "protocol.3.session_number": Promise("A newer session of a device closes the older one with 4409.", _GATEWAY),
+    "protocol.3.session_number": Promise("A newer session of a device closes the older one with 4409."),
     "protocol.3.close_codes": Promise("The close codes mean what the table says."),
     "protocol.3.reconnect": Promise("A draining server says reconnect with after_ms and closes 4503."),
     "protocol.3.jitter": Promise("Clients reconnect after a random time up to min(30 s, 0.5 s · 2ⁿ)."),

@@ -43,9 +43,14 @@ class Line:
 
     async def publish(self, *, without: Collection[int] = (), backwards: bool = False) -> list[asyncpg.Record]:
         """Publish what is new, except events with these seqs; returns what there was, for `again`."""
+        rows = await self.lose()
+        await self.again([row for row in rows if row["seq"] not in without], backwards=backwards)
+        return rows
+
+    async def lose(self) -> list[asyncpg.Record]:
+        """Pass over what is new, as if its records were lost; returns it, for `again`."""
         rows = await self._connection.fetch(_ROWS, self._last)
         self._last = max([self._last, *(row["id"] for row in rows)])
-        await self.again([row for row in rows if row["seq"] not in without], backwards=backwards)
         return rows
 
     async def again(self, rows: Collection[asyncpg.Record], *, backwards: bool = False) -> None:

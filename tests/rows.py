@@ -36,8 +36,8 @@ class Rows:
 
     database: Database
     owner: asyncpg.Connection
-    ingest: Pool
-    receipts: Pool
+    ingest_pool: Pool
+    receipts_pool: Pool
 
     async def group(self, *members: str, title: str = "t", history: str = "joined") -> str:
         """A group; the first member makes it."""
@@ -48,7 +48,7 @@ class Rows:
 
     async def _create(self, request: CreateRequest) -> str:
         planned = plan(request, request.members[0])
-        await Conversations(self.ingest, DIGEST_KEY, 5.0).create(planned)
+        await Conversations(self.ingest_pool, DIGEST_KEY, 5.0).create(planned)
         return planned.conversation_id
 
     async def write(
@@ -71,7 +71,7 @@ class Rows:
             admit(SERVICE, _item(conversation_id, sender, body, type_, target), digest_key=DIGEST_KEY)
             for body, type_, target in events
         ]
-        written = await Writer(self.ingest, 5.0).write(sends)
+        written = await Writer(self.ingest_pool, 5.0).write(sends)
         assert all(isinstance(one, Written) for one in written), written
         return [one.seq for one in written if isinstance(one, Written)]
 
@@ -88,7 +88,7 @@ class Rows:
         topic = uuid.uuid4().hex
         await self.owner.execute("INSERT INTO ack_offset VALUES ($1, 0, 'c', 0)", topic)
         whose = [[conversation_id], [user_id], [device_id]]
-        await self.receipts.fetch(
+        await self.receipts_pool.fetch(
             "SELECT * FROM apply_acks($1, 'c', '{0}', '{0}', '{1}', $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
             topic,
             *([*whose, [held]] if held else [[]] * 4),

@@ -29,3 +29,8 @@ async def until(condition: Callable[[], T | Awaitable[T]], *, timeout: float, wh
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
         raise TimeoutError(f"{what}: not within {timeout:g} s (last result: {last!r})") from None
+
+
+async def lasting(seconds: float) -> None:
+    """Let something go on for so long: for load and outages whose length is what a test is about."""
+    await asyncio.sleep(seconds)

@@ -17,7 +17,7 @@ from shared.postgres import from_multirange, unavailable_if_away
 from shared.statements import statements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from services.gateway.fanout import Fanout, Follower
     from services.gateway.turns import Need
@@ -30,6 +30,9 @@ _AT = _SQL["events_at"]
 _LOOP = LOOP_ERRORS.labels("catch-up")
 _PAGE_BYTES = 512 * 1024
 _READ_S = 10.0
+_AT_AGAIN = 2
+"""Most reads at a time of what was not acknowledged, of all sessions."""
+
 _AGAIN_S = 0.1
 _PORTION = 128
 """Feeds that a page is handed to between two turns of the event loop."""
@@ -45,6 +48,7 @@ class CatchUp:
         self._turns = Turns(fanout, page=page)
         self._turns.later = self._later
         self._some = asyncio.Semaphore(0)
+        self._again = asyncio.Semaphore(_AT_AGAIN)
         self._turns.queued = self._some.release
 
     def wake(self, follower: Follower) -> None:
@@ -107,9 +111,18 @@ class CatchUp:
         visible = from_multirange(rows[0]["visible"])
         self._turns.own(need, Own(rows[0]["last_seq"], rows[0]["role"], visible, events))
 
-    async def at(self, conversation_id: str, user_id: str, seqs: list[int]) -> list[tuple[int, bytes]]:
-        """These events as (seq, ready frame), ascending, without the hidden ones. Raises `UnavailableError`."""
-        CATCH_UP_READS.inc()
+    async def at(self, user_id: str, wanted: Sequence[tuple[str, Sequence[int]]]) -> dict[str, list[tuple[int, bytes]]]:
+        """Events by (conversation, seqs): (seq, ready frame) of each conversation, ascending, without the hidden ones.
+
+        Raises `UnavailableError`, also if it does not get its turn in time.
+        """
+        ids = [conversation_id for conversation_id, seqs in wanted for _ in seqs]
+        numbers = [seq for _, seqs in wanted for seq in seqs]
+        found: dict[str, list[tuple[int, bytes]]] = {conversation_id: [] for conversation_id, _ in wanted}
         with unavailable_if_away():
-            rows = await self._pool.fetch(_AT, conversation_id, user_id, seqs, timeout=_READ_S)
-        return [(row["seq"], ready(row["frame"])) for row in rows]
+            async with asyncio.timeout(_READ_S), self._again:
+                CATCH_UP_READS.inc()
+                rows = await self._pool.fetch(_AT, user_id, ids, numbers, timeout=_READ_S)
+        for row in rows:
+            found[row["conversation_id"]].append((row["seq"], ready(row["frame"])))
+        return found

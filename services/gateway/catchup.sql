@@ -28,9 +28,15 @@ WHERE p.seq IS NULL OR p.before < $5
 ORDER BY p.seq
 
 -- name: events_at
--- The events $3 of conversation $1 that user $2 may see.
-SELECT e.seq, convert_to(present_frame(e, m.visible), 'UTF8') AS frame
-FROM member AS m
-JOIN event AS e ON e.conversation_id = m.conversation_id AND e.seq = ANY ($3::bigint[]) AND e.seq <@ m.visible
-WHERE m.conversation_id = $1 AND m.user_id = $2
-ORDER BY e.seq
+-- What user $1 may see of the events ($2[n], $3[n]): conversation and seq. Each is looked up by itself, by primary keys,
+-- whatever the planner knows of the arrays.
+SELECT w.conversation_id::text, w.seq, e.frame
+FROM unnest($2::uuid[], $3::bigint[]) AS w (conversation_id, seq)
+CROSS JOIN LATERAL (
+    SELECT convert_to(present_frame(e, m.visible), 'UTF8') AS frame
+    FROM member AS m
+    JOIN event AS e ON e.conversation_id = m.conversation_id AND e.seq = w.seq AND e.seq <@ m.visible
+    WHERE m.conversation_id = w.conversation_id AND m.user_id = $1
+    LIMIT 1
+) AS e
+ORDER BY w.conversation_id, w.seq

@@ -56,8 +56,11 @@ _CONGESTED_S = 0.25
 _FOLD_S = 1.0
 """Watchers of a group hear of each member at most so often (protocol §5)."""
 
-_MOST_HELD = 20_000
+_MOST_HELD = 2_000
 """Most receipts that wait for a session that cannot take them. Over it the session ends."""
+
+_MOST_COUNTED = 1_000_000
+"""Most ignored seqs that one frame counts for: a range may end at 2⁶³."""
 
 _MOST_WAITING = 2 * 1024 * 1024
 """What may wait to be written to a client that goes on to ask for answers. Events are never more than the buffer."""
@@ -74,13 +77,18 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True)
 class Parts:
-    """What every connection of this gateway shares. ``spawn`` starts a task that the gateway owns."""
+    """What every connection of this gateway shares.
+
+    ``asking``: held by each read of Postgres that a client's frame asks for, so that they leave a share of the pool to
+    catch-up, to those who come, and to readiness. ``spawn`` starts a task that the gateway owns.
+    """
 
     settings: GatewaySettings
     pool: Pool
     verifier: Verifier
     fanout: Fanout
     catch_up: CatchUp
+    asking: asyncio.Semaphore
     acks: Acks
     sends: Sends
     clock: Clock
@@ -105,6 +113,8 @@ class Connection:
         "_next_ping",
         "_next_refresh",
         "_opened_at",
+        "_reads_again",
+        "_send_bytes",
         "_sends_waiting",
         "_waits",
         "claims",
@@ -138,7 +148,8 @@ class Connection:
         self._ended = False
         self._held: dict[tuple[str, str], bytes] | None = None
         self._loads: dict[str, bool] | None = None
-        self._sends_waiting = 0
+        self._reads_again = False
+        self._sends_waiting = self._send_bytes = 0
         self._waits: list[Callable[[], None]] | None = None
         now = time.monotonic()
         self._opened_at = now
@@ -269,7 +280,7 @@ class Connection:
             device = Device(feed.conversation_id, self.user_id, self.device_id)
             self.parts.acks.hold(device, new, later=not feed.direct)
         if ignored:
-            IGNORED_ACKS.inc(ignored)
+            IGNORED_ACKS.inc(min(ignored, _MOST_COUNTED))
 
     def renew(self, claims: Claims) -> None:
         """The client brought a fresh token."""
@@ -277,17 +288,28 @@ class Connection:
         self._expiring_at = time.monotonic() + claims.expires_at - time.time() - _EXPIRING_S
         self.parts.clock.at(self, self._expiring_at)
 
-    def sending(self) -> None:
-        """A send waits for ingest; too many of them stop the reading of further frames."""
+    def sending(self, size: int) -> None:
+        """A send with a body of ``size`` bytes waits for ingest; too much of it stops the reading of further frames."""
         self._sends_waiting += 1
-        if self._sends_waiting == self.parts.settings.gateway_session_sends:
+        self._send_bytes += size
+        if self._sends_enough:
             self.wire.pause()
 
-    def answered(self) -> None:
+    def answered(self, size: int) -> None:
         """A send has its answer."""
+        enough = self._sends_enough
         self._sends_waiting -= 1
-        if self._sends_waiting == self.parts.settings.gateway_session_sends - 1 and self.state == "open":
+        self._send_bytes -= size
+        if enough and not self._sends_enough and self.state == "open":
             self.wire.resume()
+
+    @property
+    def _sends_enough(self) -> bool:
+        settings = self.parts.settings
+        return (
+            self._sends_waiting >= settings.gateway_session_sends
+            or self._send_bytes >= settings.gateway_session_send_bytes
+        )
 
     async def drained(self) -> None:
         """Wait until the session takes more, or is over. Raises `Close` if it takes nothing for long."""
@@ -330,7 +352,7 @@ class Connection:
             feed = self.session.feeds.get(conversation_id)
             if feed is not None and (again or feed.fresh):
                 self.load(conversation_id)
-        if self._sends_waiting < self.parts.settings.gateway_session_sends:
+        if not self._sends_enough:
             self.wire.resume()
 
     # The end.
@@ -436,12 +458,20 @@ class Connection:
         if session.overdue(now):
             self.end(Close(4408, "no acks"))
             return False
-        resends = session.resends_due(now)
-        for resend in resends:
-            if self.wire.congested:
+        reads: list[Resend] = []
+        room = session.window
+        for resend in session.resends_due(now):
+            if not self.wire.congested and self._resend_from_ring(resend):
+                continue
+            count = resend.seqs.count()
+            if self.wire.congested or self._reads_again or (reads and count > room):
                 session.not_resent(resend, now, _CONGESTED_S)
-            elif not self._resend_from_ring(resend):
-                self.parts.spawn(self._resend_read(resend))
+            else:
+                room -= count
+                reads.append(resend)
+        if reads:
+            self._reads_again = True
+            self.parts.spawn(self._resend_read(reads))
         return True
 
     def _resend_from_ring(self, resend: Resend) -> bool:
@@ -456,24 +486,37 @@ class Connection:
         self.wire.write(b"".join(frames))
         return True
 
-    async def _resend_read(self, resend: Resend) -> None:
-        feed = resend.feed
+    async def _resend_read(self, resends: list[Resend]) -> None:
+        """One read for all feeds, and one at a time: what is due meanwhile is put off."""
+        wanted = [(resend.feed.conversation_id, list(resend.seqs.seqs())) for resend in resends]
         try:
-            events = await self.parts.catch_up.at(feed.conversation_id, self.user_id, list(resend.seqs.seqs()))
+            found = await self.parts.catch_up.at(self.user_id, wanted)
         except UnavailableError:
-            if not self._ended:
-                self.session.not_resent(resend, time.monotonic(), self.parts.settings.gateway_resend_s)
-                self.handed_out()
+            self._not_resent(resends, self.parts.settings.gateway_resend_s)
             return
         except Exception:  # noqa: BLE001 - one session's fault is not the service's
             logger(__name__).exception("events could not be read again")
             self.broken()
             return
+        finally:
+            self._reads_again = False
+        if self._ended:
+            return
+        if self.wire.congested:
+            self._not_resent(resends, _CONGESTED_S)
+            return
+        frames: list[bytes] = []
+        for resend in resends:
+            unacked = self.session.unacked(resend.feed)
+            frames += [frame for seq, frame in found[resend.feed.conversation_id] if seq in unacked]
+        RESENDS.inc(len(frames))
+        self.wire.write(b"".join(frames))
+
+    def _not_resent(self, resends: list[Resend], again_s: float) -> None:
         if not self._ended:
-            unacked = self.session.unacked(feed)
-            frames = [frame for seq, frame in events if seq in unacked]
-            RESENDS.inc(len(frames))
-            self.wire.write(b"".join(frames))
+            for resend in resends:
+                self.session.not_resent(resend, time.monotonic(), again_s)
+            self.handed_out()
 
 
 _CODES = frozenset((1000, 1001, 1005, 1006, 1009, 1011, 4400, 4401, 4403, 4408, 4409, 4429, 4500, 4503))

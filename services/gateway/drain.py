@@ -10,7 +10,7 @@ from services.gateway.close import Close
 from services.gateway.metrics import DRAINED
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 
     from services.gateway.connection import Connection
 
@@ -42,6 +42,33 @@ async def drain(sessions: Collection[Connection], spread_s: float, *, reason: st
         await asyncio.sleep(_STEP_S)
     for connection in list(sessions):  # those that were still being accepted when the port was closed
         _send_away(connection, reason)
+
+
+class Renewal:
+    """Has sessions begin anew, because the store became another one; those that begin meanwhile know it already."""
+
+    def __init__(self, spread_s: float, spawn: Callable[[Coroutine[None, None, None]], object]) -> None:
+        self._spread_s = spread_s
+        self._spawn = spawn
+        self._stale: set[Connection] = set()
+        self._under_way = False
+
+    def begin(self, sessions: Iterable[Connection]) -> bool:
+        """These have to; whether it is the first word of it."""
+        self._stale.update(sessions)
+        if self._under_way:
+            return False
+        self._under_way = True
+        self._spawn(self._run())
+        return True
+
+    async def _run(self) -> None:
+        try:
+            while self._stale:
+                stale, self._stale = self._stale, set()
+                await drain(stale, self._spread_s, reason="the store was replaced")
+        finally:
+            self._under_way = False
 
 
 def _send_away(connection: Connection, reason: str) -> None:

@@ -39,6 +39,9 @@ ALWAYS = (EVENT_TYPE + MEMBER, EVENT_TYPE + CONVERSATION)
 """What may bring a local user into a conversation."""
 
 _LOOP = LOOP_ERRORS.labels("fan-out")
+_DIRECT = 8
+"""More sessions than this in a conversation of unknown kind, and it is taken for a group."""
+
 _PORTION = 128
 """Feeds of one room that are visited before other rooms get their turn."""
 
@@ -309,16 +312,31 @@ class Fanout:
             return
         receipt = _RECEIPT.decode(value)
         frame = ready(value)
-        for follower in self.users.get(receipt.user_id, ()):
+        for follower in list(self.users.get(receipt.user_id, ())):
             feed = room.feeds.get(follower)
             if feed is not None and receipt.device_id in (None, follower.device_id):
                 feed.read_version = max(feed.read_version, receipt.read_version)
-                follower.receipt(feed, receipt.user_id, frame)
+                self._tell(feed, receipt.user_id, frame)
         if receipt.device_id is not None:
             return
-        for feed in list(room.watchers or ()) if room.direct is False else room.listed():
+        for feed in self._concerned(room):
             if feed.owner.user_id != receipt.user_id and (feed.member or feed.fresh):
-                feed.owner.receipt(feed, receipt.user_id, frame)
+                self._tell(feed, receipt.user_id, frame)
+
+    def _concerned(self, room: Room) -> list[Feed]:
+        """Who hears of others' marks: all of a direct chat, in a group who watches."""
+        if room.direct is None and len(room.feeds) > _DIRECT:
+            # It is a group, most likely, whose sessions all sleep. To wake them all would be the burst they avoid.
+            next(iter(room.feeds.values())).wake()
+        elif room.direct is not False:
+            return room.listed()
+        return list(room.watchers or ())
+
+    def _tell(self, feed: Feed, user_id: str, frame: bytes) -> None:
+        try:
+            feed.owner.receipt(feed, user_id, frame)
+        except Exception:  # noqa: BLE001 - one recipient's fault stops nobody else
+            self.give_up(feed)
 
     def _bring_in(self, conversation_id: str, change: Change) -> None:
         for user_id in change.added:

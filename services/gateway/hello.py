@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import deque
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from services.gateway.close import Close
 from services.gateway.listing import (
@@ -97,6 +97,14 @@ async def _claims(connection: Connection, said: Hello) -> Claims:
     return claims
 
 
+class _Found(NamedTuple):
+    """What was read for a session. ``since``: the snapshot that its conversations were found in."""
+
+    begin: Begin
+    listed: list[Listed]
+    since: Since
+
+
 class _Guest:
     """A session that is to be listed."""
 
@@ -106,7 +114,7 @@ class _Guest:
         self.connection = connection
         self.hello = hello
         self.belongings: Belongings | None = None
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[_Found] = asyncio.get_running_loop().create_future()
 
 
 class Greeter:
@@ -171,7 +179,11 @@ class Greeter:
         if not self._gathering:
             self._gathering = True
             self._spawn(self._gather())
-        await guest.done
+        found = await guest.done
+        # In the session's own task: one that takes nothing must not hold up whoever is read together with it.
+        if found.since.incarnation != self._incarnation:
+            raise UnavailableError("the store was replaced", retry_after_ms=1000)
+        await _tell(connection, found)
 
     async def _gather(self) -> None:
         await asyncio.sleep(_GATHER_S)
@@ -210,6 +222,7 @@ class Greeter:
         for guest, belongings in zip(some, changes.users, strict=True):
             begin = Begin.of(guest.hello)
             rows.append((guest, begin, self._enter(guest, begin, belongings)))
+            await asyncio.sleep(0)
         await self._tell_all(rows, changes.since)
 
     async def _enter_first(self, some: list[_Guest]) -> None:
@@ -262,35 +275,31 @@ class Greeter:
         found_rows = iter(listing.rows)
         for guest, begin, ids in rows:
             found = [listed for listed in (next(found_rows) for _ in ids) if listed is not None]
-            try:
-                await self._tell_one(guest.connection, begin, found, since)
-            except Exception as error:  # noqa: BLE001 - the other sessions of the batch go on
-                if not guest.done.done():
-                    guest.done.set_exception(error)
-            else:
-                if not guest.done.done():
-                    guest.done.set_result(None)
+            if not guest.done.done():
+                guest.done.set_result(_Found(begin, found, since))
 
-    async def _tell_one(self, connection: Connection, begin: Begin, found: list[Listed], since: Since) -> None:
-        found.sort(key=newest_first, reverse=True)
-        out = [ready(_welcome(connection))]
-        count = 0
-        for listed in found:
-            feed = None if connection.ended else connection.session.feeds.get(listed.conversation_id)
-            if feed is None:
-                continue
-            frames_ = loaded(connection, feed, listed, begin)
-            count += bool(frames_)
-            out += frames_
-            if len(out) >= _CHUNK:
-                connection.write(b"".join(out))
-                out = []
-                await asyncio.sleep(0)
-                await connection.drained()
-        if not connection.ended:
-            out.append(ready(f'{{"t":"listed","count":{count},"since":"{since}"}}'.encode()))
+
+async def _tell(connection: Connection, found: _Found) -> None:
+    """Say `welcome`, every conversation, and `listed`. Raises `Close` if the client takes nothing."""
+    found.listed.sort(key=newest_first, reverse=True)
+    out = [ready(_welcome(connection))]
+    count = 0
+    for listed in found.listed:
+        feed = None if connection.ended else connection.session.feeds.get(listed.conversation_id)
+        if feed is None:
+            continue
+        frames_ = loaded(connection, feed, listed, found.begin)
+        count += bool(frames_)
+        out += frames_
+        if len(out) >= _CHUNK:
             connection.write(b"".join(out))
-            connection.wake()  # what is missing leaves with it, in one write
+            out = []
+            await asyncio.sleep(0)
+            await connection.drained()
+    if not connection.ended:
+        out.append(ready(f'{{"t":"listed","count":{count},"since":"{found.since}"}}'.encode()))
+        connection.write(b"".join(out))
+        connection.wake()  # what is missing leaves with it, in one write
 
 
 def _welcome(connection: Connection) -> bytes:

@@ -39,7 +39,7 @@ class Listener:
         self.policy = policy
         self.wires: set[Wire] = set()
         """Those that were accepted and are not gone."""
-        self.opening: set[WireBase] = set()
+        self.opening: dict[WireBase, None] = {}
         """Those that have not been accepted, or never will be."""
         self.draining = False
         """Whether each further request is answered 503."""
@@ -87,15 +87,18 @@ class Listener:
     def arrived(self, wire: WireBase) -> bool:
         """A connection; returns whether it may go on to its request."""
         if len(self.opening) >= self.policy.most_opening:
+            # The oldest gives way: those who never finish must not keep out everybody else.
             HANDSHAKES.labels(_CUT_OFF).inc()
-            return False
+            oldest = next(iter(self.opening))
+            del self.opening[oldest]
+            oldest.abort()
         if not addresses.is_trusted(wire.peer, self.policy.trusted_proxies):
             # Twice the limit may be connected, so that most who are over it are told; beyond that nobody is heard.
             self._count(wire, wire.peer)
             if self._over(wire, 2 * self.policy.most_per_address):
                 HANDSHAKES.labels(_CUT_OFF).inc()
                 return False
-        self.opening.add(wire)
+        self.opening[wire] = None
         self._empty.clear()
         return True
 
@@ -117,7 +120,7 @@ class Listener:
             return self._later(HTTPStatus.TOO_MANY_REQUESTS, "too many connections of this address")
         if 0 < self.policy.most_connections <= len(self.wires):
             return self._later(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections")
-        self.opening.discard(wire)
+        self.opening.pop(wire, None)
         self.wires.add(wire)
         self.answered(HTTPStatus.SWITCHING_PROTOCOLS)
         return asked
@@ -128,7 +131,7 @@ class Listener:
 
     def left(self, wire: WireBase) -> None:
         """A connection is gone."""
-        self.opening.discard(wire)
+        self.opening.pop(wire, None)
         self.wires.discard(wire)
         self._uncount(wire)
         if not self.opening and not self.wires:

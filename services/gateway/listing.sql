@@ -8,13 +8,14 @@ GROUP BY m.user_id
 -- name: changed_since
 -- Of each of these users ($1) all conversations, their heads, and what changed from a transaction on ($2; null: all of
 -- them). Who has left sees no change of the conversation. One row for each element, and one text for each column: a row
--- per conversation would cost the reader ten times as much.
+-- per conversation would cost the reader ten times as much. A transaction of the future was told by another store, of
+-- which this one is a copy: then all of it changed.
 SELECT store_incarnation() AS incarnation, pg_snapshot_xmin(pg_current_snapshot())::text AS xmin, f.ids, f.heads, f.changed
 FROM unnest($1::text[], $2::text::xid8[]) WITH ORDINALITY AS w (user_id, since, ord)
 CROSS JOIN LATERAL (
     SELECT string_agg(m.conversation_id::text, ',') AS ids,
            string_agg(c.last_seq::text, ',') AS heads,
-           string_agg(CASE WHEN w.since IS NULL
+           string_agg(CASE WHEN w.since IS NULL OR w.since > pg_snapshot_xmax(pg_current_snapshot())
                                 OR m.changed_xid >= w.since
                                 OR (upper_inf(m.visible) AND c.changed_xid >= w.since)
                                 OR EXISTS (

@@ -11,7 +11,7 @@ from services.gateway.acks import Acks
 from services.gateway.catchup import CatchUp
 from services.gateway.clock import Clock
 from services.gateway.connection import Connection, Parts
-from services.gateway.drain import drain
+from services.gateway.drain import Renewal, drain
 from services.gateway.fanout import Fanout
 from services.gateway.gauges import Gauges
 from services.gateway.hello import Greeter
@@ -20,6 +20,7 @@ from services.gateway.limits import Limits, Rate
 from services.gateway.link import Link
 from services.gateway.listener import serving, tls_context
 from services.gateway.loading import Loader
+from services.gateway.metrics import GAP_EVENTS
 from services.gateway.opening import Opener
 from services.gateway.parent import Parent
 from services.gateway.presence import Presence, Sharing
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
 _ACKS_S = 5.0
 _PRESENCE_S = 1.0
 _CHORES_S = 2.0
+_GRACE_S = 2.0
+"""How long Kafka may take to bring what the sweep has read."""
+
 _TURN_S = 0.004
 """How long feeds are visited before the loop looks at anything else."""
 
@@ -94,6 +98,7 @@ class Gateway:
             settings.secret.get_secret_value(),
             timeout_s=settings.gateway_send_timeout_s,
             most=settings.gateway_send_queue,
+            most_bytes=settings.gateway_send_queue_bytes,
         )
         self._link = Link(str(settings.redis_url), prefix=settings.topic_prefix)
         self.presence = Presence(
@@ -122,6 +127,7 @@ class Gateway:
             revoked=self._social.revoke,
             every_s=settings.gateway_sweep_s,
             away_s=min(1.0, settings.gateway_sweep_s),
+            grace_s=min(_GRACE_S, settings.gateway_sweep_s / 2),
             lag_s=self._lag_s,
         )
         self.streams = [
@@ -142,13 +148,14 @@ class Gateway:
         self._catch_up = CatchUp(pool, self.fanout, at_once=settings.gateway_reads, page=settings.gateway_page)
         self._gauges = Gauges(self.sessions, self.fanout)
         self._clock = Clock(self._chores, every_s=_CHORES_S)
-        self._changing: asyncio.Task[None] | None = None
+        self._renewal = Renewal(settings.gateway_drain_s, tasks.create_task)
         self.parts = Parts(
             settings=settings,
             pool=pool,
             verifier=Verifier(settings),
             fanout=self.fanout,
             catch_up=self._catch_up,
+            asking=asyncio.Semaphore(max(1, settings.postgres_pool // 2)),
             acks=self.acks,
             sends=self._sends,
             clock=self._clock,
@@ -245,15 +252,14 @@ class Gateway:
         return max(stream.lag_s for stream in self.streams)
 
     def _gap(self, conversation_id: str, first: int, last: int) -> None:
+        GAP_EVENTS.inc(last - first + 1)
         self.transitions.note("cursor", "gap", conversation_id=conversation_id, from_seq=first, to_seq=last)
 
     def _store_changed(self) -> None:
         """Seqs may belong to other events than before: nobody may go on from what this gateway remembers."""
-        if self._changing is None or self._changing.done():
+        if self._renewal.begin(self.sessions):
             logger(__name__).warning("the store was replaced: all sessions begin anew")
             self.transitions.note("store", "changed")
-            away = drain(self.sessions, self.settings.gateway_drain_s, reason="the store was replaced")
-            self._changing = self._tasks.create_task(away)
         self._greeter.forget()
         self.fanout.forget()
 

@@ -5,9 +5,13 @@ What needs no wait is answered at once. What does runs as `Connection.do`: the c
 
 from __future__ import annotations
 
+import asyncio
 import time
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from services.gateway.acks import Device, Mark
 from services.gateway.close import Close
@@ -27,19 +31,27 @@ from shared.errors import (
     NotMemberError,
     RateLimitedError,
     UnauthenticatedError,
+    UnavailableError,
     WaybillError,
 )
 from shared.logging import logger
 from shared.timeline import page
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import AsyncIterator, Coroutine
 
     from services.gateway.answers import Outcome
     from services.gateway.connection import Connection
     from services.gateway.feed import Feed
 
 
+_RANGES_OF_A_FRAME = 100
+"""An ack of more ranges counts as several frames: it costs as much."""
+
+_TURN_S = 10.0
+"""How long a frame waits for those that read before it."""
+
+_RETRY_MS = 1000
 _COUNTS = {kind: CLIENT_FRAMES.labels(kind) for kind in KINDS}
 
 
@@ -50,8 +62,8 @@ def handle(connection: Connection, data: str | bytes) -> None:
         try:
             frame = _parse(data)
         except BadRequestError as error:
-            rid = None if error.field == "rid" or isinstance(data, bytes) else frames.rid_of(data)
-            _admit(connection, "frames")
+            _admit(connection, "frames")  # First: the second look at the text costs more than the first.
+            rid = frames.explain(data, error) if isinstance(data, str) else None
             raise
         rid = getattr(frame, "rid", None)
         _answer(connection, frame, rid)
@@ -73,13 +85,13 @@ def _parse(data: str | bytes) -> frames.Known:
 def _answer(connection: Connection, frame: frames.Known, rid: str | None) -> None:
     match frame:
         case frames.Ack():
-            _admit(connection, "frames")
+            for _ in range(0, len(frame.ranges), _RANGES_OF_A_FRAME):
+                _admit(connection, "frames")
             _ack(connection, frame)
         case frames.Send():
             _admit(connection, "sends")
             _send(connection, frame)
         case frames.Read() | frames.Unread():
-            _admit(connection, "frames")
             _mark(connection, frame)
         case frames.Pull():
             _admit(connection, "pulls")
@@ -141,9 +153,28 @@ async def _answered(connection: Connection, rid: str | None, work: Coroutine[Non
         work.close()  # it may not have begun
 
 
+@asynccontextmanager
+async def _asking(connection: Connection) -> AsyncIterator[None]:
+    """Read from Postgres in it. Raises `UnavailableError` if too many others do, and go on doing so."""
+    turns = connection.parts.asking
+    try:
+        async with asyncio.timeout(_TURN_S):
+            await turns.acquire()
+    except TimeoutError:
+        raise UnavailableError("too many requests wait", retry_after_ms=_RETRY_MS) from None
+    try:
+        yield
+    finally:
+        turns.release()
+
+
 def _send(connection: Connection, frame: frames.Send) -> None:
+    # A body is a view of its frame, whatever else that holds: what waits here is what is counted.
+    frame = msgspec.structs.replace(frame, body=frame.body.copy())
+    size = frame.body_bytes
+
     def answer(outcome: Outcome) -> None:
-        connection.answered()
+        connection.answered(size)
         if connection.ended:
             return
         if isinstance(outcome, WaybillError):
@@ -165,7 +196,7 @@ def _send(connection: Connection, frame: frames.Send) -> None:
         )
 
     connection.parts.sends.submit(connection.user_id, frame, answer)
-    connection.sending()
+    connection.sending(size)
 
 
 def _feed(connection: Connection, conversation_id: str) -> Feed | None:
@@ -186,9 +217,11 @@ def _ack(connection: Connection, frame: frames.Ack) -> None:
 
 def _mark(connection: Connection, frame: frames.Read | frames.Unread) -> None:
     feed = _feed(connection, frame.conversation_id)
+    reads = feed is not None and feed.fresh and frame.version is None
+    _admit(connection, "pulls" if reads else "frames")
     if feed is None:
         raise NotFoundError("no such conversation", field="conversation_id")
-    if feed.fresh and frame.version is None:
+    if reads:
         _later(connection, None, _mark_of_earlier(connection, feed, frame))
     else:
         _propose(connection, feed, frame)
@@ -196,7 +229,8 @@ def _mark(connection: Connection, frame: frames.Read | frames.Unread) -> None:
 
 async def _mark_of_earlier(connection: Connection, feed: Feed, frame: frames.Read | frames.Unread) -> None:
     """The version last told was told in an earlier session: this one has not read the conversation yet."""
-    listing = await list_conversations(connection.parts.pool, [LATER.wanted(connection, feed.conversation_id)])
+    async with _asking(connection):
+        listing = await list_conversations(connection.parts.pool, [LATER.wanted(connection, feed.conversation_id)])
     if listing.rows[0] is not None:
         feed.read_version = max(feed.read_version, listing.rows[0].mine.read_version)
     if not connection.ended:
@@ -226,14 +260,15 @@ async def _create(connection: Connection, frame: frames.Create) -> None:
 
 
 async def _pull(connection: Connection, frame: frames.Pull) -> None:
-    found = await page(
-        connection.parts.pool,
-        frame.conversation_id.lower(),
-        connection.user_id,
-        after=frame.after,
-        before=frame.before,
-        limit=frame.limit,
-    )
+    async with _asking(connection):
+        found = await page(
+            connection.parts.pool,
+            frame.conversation_id.lower(),
+            connection.user_id,
+            after=frame.after,
+            before=frame.before,
+            limit=frame.limit,
+        )
     if not connection.ended:
         connection.parts.fanout.committed(connection.user_id, found.conversation_id, found.head)
         connection.write(ready(found.encode(t="page", rid=frame.rid)))
@@ -257,16 +292,27 @@ def _watch(connection: Connection, frame: frames.Watch) -> None:
 
 
 async def _tell_receipts(connection: Connection, feed: Feed) -> None:
-    found = await receipts_of(connection.parts.pool, feed.conversation_id, connection.user_id)
-    if not connection.ended:
-        connection.write(b"".join([ready(marks.frame(feed.conversation_id)) for marks in found]))
+    feed.wake()
+    async with _asking(connection):
+        found = await receipts_of(connection.parts.pool, feed.conversation_id, connection.user_id)
+    frames_ = [(marks.user_id, ready(marks.frame(feed.conversation_id))) for marks in found]
+    if connection.ended:
+        return
+    if not feed.loading:
+        connection.write(b"".join([frame for _, frame in frames_]))
+        return
+    for user_id, frame in frames_:  # after the `conversation` frame
+        connection.receipt(feed, user_id, frame)
 
 
 def _typing(connection: Connection, frame: frames.Typing) -> None:
     feed = _feed(connection, frame.conversation_id)
     if feed is None:
         raise NotFoundError("no such conversation", field="conversation_id")
-    if not (feed.member or feed.fresh):
+    if feed.fresh:
+        feed.wake()  # whether the user is a member is known by its `conversation` frame; until then nobody is told
+        return
+    if not feed.member:
         raise NotMemberError("no longer a member", field="conversation_id")
     connection.parts.social.typed(connection, feed.conversation_id)
 
@@ -280,6 +326,8 @@ async def _token(connection: Connection, frame: frames.Token) -> None:
     if not same or claims.device not in (None, connection.device_id):
         raise Close(4401, "the token is not of this user and device")
     # What this gateway was told of may be less: a revocation of before it started, or of a user who was not here.
-    if is_revoked(claims, connection.device_id, await revocations_of(connection.parts.pool, connection.user_id)):
+    async with _asking(connection):
+        revocations = await revocations_of(connection.parts.pool, connection.user_id)
+    if is_revoked(claims, connection.device_id, revocations):
         raise Close(4401, "the token was revoked")
     connection.renew(claims)

@@ -20,6 +20,7 @@ from services.gateway.metrics import SENDS_WAITING
 from shared.auth import mint
 from shared.errors import InternalError, TimedOutError, UnavailableError, WaybillError
 from shared.logging import logger
+from shared.metrics import LOOP_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,7 @@ _KEEP_S = 3.0
 """Ingest closes what is idle for 5 s: a connection must not be used in that very moment."""
 
 _RETRY_MS = 1000
+_LOOP = LOOP_ERRORS.labels("sends")
 
 
 Key = tuple[str, str]
@@ -45,17 +47,16 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class Pending:
-    """A send that waits for ingest. ``answer`` is called once."""
+    """A send that waits for ingest. ``answer`` is called once. ``size``: bytes of its body."""
 
     sender_id: str
     send: Send
     answer: Callable[[Outcome], None]
     deadline: float
+    size: int = field(init=False)
 
-    @property
-    def size(self) -> int:
-        """Bytes of its body, about."""
-        return len(bytes(self.send.body))
+    def __post_init__(self) -> None:
+        self.size = self.send.body_bytes
 
     def item(self) -> dict[str, object]:
         """The item of `POST /v1/events`."""
@@ -122,13 +123,18 @@ class Runs:
 
 
 class Sends:
-    """Forwards sends and creates to ingest under the scope `gateway`; each item has the rights of its user."""
+    """Forwards sends and creates to ingest under the scope `gateway`; each item has the rights of its user.
 
-    def __init__(self, ingest_url: str, secret: str, *, timeout_s: float, most: int) -> None:
+    ``most``: sends that wait for their turn; ``most_bytes``: of the bodies of all that have no answer yet.
+    """
+
+    def __init__(self, ingest_url: str, secret: str, *, timeout_s: float, most: int, most_bytes: int) -> None:
         self._url = ingest_url.rstrip("/")
         self._secret = secret
         self._timeout_s = timeout_s
         self._most = most
+        self._most_bytes = most_bytes
+        self._bytes = 0
         self._runs = Runs()
         self._some = asyncio.Event()
         self._turns = asyncio.Semaphore(_AT_ONCE)
@@ -141,9 +147,10 @@ class Sends:
 
         Raises `UnavailableError` if too many wait.
         """
-        if self._runs.size >= self._most:
-            raise UnavailableError("too many sends wait", retry_after_ms=_RETRY_MS)
         pending = Pending(sender_id, send, answer, time.monotonic() + self._timeout_s)
+        if self._runs.size >= self._most or self._bytes + pending.size > self._most_bytes:
+            raise UnavailableError("too many sends wait", retry_after_ms=_RETRY_MS)
+        self._bytes += pending.size
         self._runs.add((sender_id, send.conversation_id.lower()), pending)
         SENDS_WAITING.set(self._runs.size)
         self._some.set()
@@ -178,7 +185,7 @@ class Sends:
             finally:
                 while self._runs.size:
                     self._runs.ready.update(dict.fromkeys(self._runs.waiting))
-                    _answer_all(
+                    self._answer_all(
                         self._runs.take(_BATCH, _BATCH_BYTES),
                         UnavailableError("the gateway stops", retry_after_ms=_RETRY_MS),
                     )
@@ -188,29 +195,44 @@ class Sends:
             now = time.monotonic()
             for run in batch.values():
                 while run and run[0].deadline < now:
-                    run.pop(0).answer(TimedOutError("no answer in time"))
+                    self._give(run.pop(0), TimedOutError("no answer in time"))
             items = [pending for run in batch.values() for pending in run]
             if not items:
                 return
             try:
                 patience = max(min(_LEAST_S, self._timeout_s), min(item.deadline for item in items) - now)
                 answer = await self._post("/v1/events", {"events": [pending.item() for pending in items]}, patience)
-                results = RESULTS.decode(answer).results
-                if len(results) != len(items):
-                    raise InternalError("ingest answered another number of results")
+                outcomes = _outcomes(answer, len(items))
             except WaybillError as error:
-                _answer_all(batch, error)
+                self._answer_all(batch, error)
             except msgspec.MsgspecError:
                 logger(__name__).exception("ingest's answer cannot be read")
-                _answer_all(batch, InternalError("the answer cannot be read"))
+                self._answer_all(batch, InternalError("the answer cannot be read"))
+            except Exception:  # noqa: BLE001 - a fault in one batch ends neither its sessions nor the service
+                _LOOP.inc()
+                logger(__name__).exception("a batch was not forwarded")
+                self._answer_all(batch, InternalError("a fault of the server"))
             else:
-                for pending, result in zip(items, results, strict=True):
-                    pending.answer(result.outcome())
+                for pending, outcome in zip(items, outcomes, strict=True):
+                    self._give(pending, outcome)
         finally:
             self._turns.release()
             self._runs.done(batch)
             SENDS_WAITING.set(self._runs.size)
             self._some.set()
+
+    def _answer_all(self, batch: dict[Key, list[Pending]], error: WaybillError) -> None:
+        for run in batch.values():
+            for pending in run:
+                self._give(pending, error)
+
+    def _give(self, pending: Pending, outcome: Outcome) -> None:
+        self._bytes -= pending.size
+        try:
+            pending.answer(outcome)
+        except Exception:  # noqa: BLE001 - one session's fault leaves no other send without its answer
+            _LOOP.inc()
+            logger(__name__).exception("an answer was not taken")
 
     async def _post(self, path: str, body: dict[str, object], timeout_s: float) -> bytes:
         if self._http is None:
@@ -243,7 +265,8 @@ class Sends:
         return self._token
 
 
-def _answer_all(batch: dict[Key, list[Pending]], error: WaybillError) -> None:
-    for run in batch.values():
-        for pending in run:
-            pending.answer(error)
+def _outcomes(answer: bytes, count: int) -> list[Outcome]:
+    outcomes = [result.outcome() for result in RESULTS.decode(answer).results]
+    if len(outcomes) != count:
+        raise InternalError("ingest answered another number of results")
+    return outcomes

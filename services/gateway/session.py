@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from services.gateway.room import Room, Run
     from shared.ranges import Pair
 
+_MOST_GAPS = 1_000
+"""Most ranges of acks out of order that are remembered; what is in flight never needs more than the window."""
+
 _SPAN = 0.05
 """What was sent within this share of the resend time is sent again together."""
 
@@ -294,6 +297,9 @@ class Session:
         feed.in_flight -= pushed
         self.in_flight -= pushed
         feed.gaps |= new
+        if len(feed.gaps) > _MOST_GAPS:
+            # What was not handed out in this session is told to receipts, but not remembered.
+            feed.gaps &= RangeSet([(feed.start + 1, max(feed.start + 1, feed.position))])
         self._compact(feed)
         self._prune(feed)
         return tuple(new - feed.record), named.count() - valid.count()
@@ -320,7 +326,7 @@ class Session:
         out: list[Resend] = []
         self.due = float("inf")
         for feed in self.feeds.values():
-            if feed.sent is None:
+            if feed.sent is None or feed.halted:
                 continue
             left: list[Sent] = []
             again: list[Sent] = []
@@ -354,6 +360,7 @@ class Session:
         return any(
             run.tries >= self.resends and run.due <= now and bool(self._unacked(feed, run))
             for feed in self.feeds.values()
+            if not feed.halted
             for run in feed.sent or ()
         )
 

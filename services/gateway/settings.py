@@ -37,14 +37,20 @@ class GatewaySettings(Settings, PostgresSettings, KafkaSettings, RedisSettings, 
     gateway_hello_s: float = Field(10.0, gt=0, le=60, description="Seconds that a client has for its `hello`.")
     gateway_send_timeout_s: float = Field(5.0, gt=0, le=60, description="Seconds that a send may take.")
     gateway_send_queue: int = Field(20_000, ge=1, description="Most sends that wait for ingest.")
+    gateway_send_queue_bytes: int = Field(
+        64 * 1024 * 1024, ge=1024 * 1024, description="Most bytes of bodies of sends that ingest has not answered."
+    )
     gateway_session_sends: int = Field(1_000, ge=1, description="Most sends of one session that wait for ingest.")
+    gateway_session_send_bytes: int = Field(
+        4 * 1024 * 1024, ge=1, description="Bytes of their bodies from which on the session's frames wait."
+    )
     gateway_buffer_bytes: int = Field(
         64 * 1024,
         ge=16 * 1024,
         description="What may wait here to be written to a socket before its session reads later.",
     )
     gateway_send_buffer_bytes: int = Field(
-        24 * 1024, ge=0, description="The same in the kernel, which doubles it. 0 leaves it to the kernel."
+        36 * 1024, ge=0, description="The same in the kernel, which doubles it. 0 leaves it to the kernel."
     )
     gateway_page: int = Field(100, ge=1, le=500, description="Most events of one catch-up read.")
     gateway_reads: int = Field(4, ge=1, le=100, description="Most catch-up reads at a time.")
@@ -92,7 +98,9 @@ class GatewaySettings(Settings, PostgresSettings, KafkaSettings, RedisSettings, 
         50.0, ge=0, description="Sends of a session, and of a user, per second; 0: no limit."
     )
     gateway_sends_burst: int = Field(500, ge=1, description="Sends that it may save up.")
-    gateway_pulls_per_s: float = Field(20.0, ge=0, description="Pulls and watches per second; 0: no limit.")
+    gateway_pulls_per_s: float = Field(
+        20.0, ge=0, description="Pulls, watches and marks that need a read, per second; 0: no limit."
+    )
     gateway_pulls_burst: int = Field(100, ge=1, description="Pulls that may be saved up.")
     gateway_creates_per_s: float = Field(5.0, ge=0, description="Conversations made per second; 0: no limit.")
     gateway_creates_burst: int = Field(50, ge=1, description="Creates that may be saved up.")

@@ -57,7 +57,7 @@ class Policy:
     """Largest message until `Wire.limit` says otherwise."""
     buffer_bytes: int = 64 * 1024
     """What may wait in this process to be written to a connection before it is congested."""
-    send_buffer_bytes: int = 24 * 1024
+    send_buffer_bytes: int = 36 * 1024
     """The same in the kernel, as `SO_SNDBUF`: Linux doubles it for its own needs. 0 leaves it to the kernel."""
     most_connections: int = 0
     most_per_address: int = 0

@@ -1,4 +1,7 @@
-"""Fixtures for tests of gateways: one database and one set of topics per module, all else per test."""
+"""Fixtures for tests of gateways: one database and one set of topics for all of them, all else per test.
+
+No user or conversation is in two tests, and a gateway reads topics from their end, so they do not meet there.
+"""
 
 import secrets
 from collections.abc import AsyncIterator, Iterator
@@ -12,14 +15,14 @@ from tests.gateways import Gateway, House, house
 from tests.stack import Stores
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_database(databases: Databases) -> Iterator[Database]:
     made = databases.create()
     yield made
     databases.drop(made)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_prefix(stores: Stores) -> Iterator[str]:
     prefix = f"test-{secrets.token_hex(4)}"
     run(ensure_topics(stores.kafka, Topics(prefix)))

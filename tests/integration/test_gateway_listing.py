@@ -1,19 +1,19 @@
 """From `hello` to `listed`: what a device is told it has, and where pushing starts."""
 
 import asyncio
+from typing import Any
 
 import pytest
-from prometheus_client import REGISTRY
 
-from services.gateway import following
-from services.gateway.listing import Listed, list_conversations
-from tests.gateways import Gateway, House, token, user
+from services.gateway import hello, listing
+from services.gateway.listing import Listing, list_conversations
+from tests.gateways import Gateway, House, metric, token, user
 
 pytest_plugins = ["tests.integration.gateway_house"]
 
 
 def breaks(kind: str) -> float:
-    return REGISTRY.get_sample_value("waybill_cursor_breaks_total", {"kind": kind}) or 0.0
+    return metric("waybill_cursor_breaks_total", kind=kind)
 
 
 @pytest.mark.promise("protocol.3.hello", "protocol.3.conversation_frame", "protocol.9.unread")
@@ -30,7 +30,7 @@ async def test_a_device_without_a_store_gets_everything(home: House, gateway: Ga
         "window": 256,
         "resend_s": 5.0,
         "heartbeat_s": 25.0,
-        "sends_per_s": None,
+        "sends_per_s": 50,
     }
     assert client.got[1] == {
         "t": "conversation",
@@ -51,7 +51,6 @@ async def test_a_device_without_a_store_gets_everything(home: House, gateway: Ga
     await client.has(group, 1, 2, 3, 4, 5)
     first = client.all("event")[0]
     assert (first["type"], first["body"]["action"]) == ("conversation", "create")
-    await client.close()
 
 
 @pytest.mark.promise("protocol.3.hello_sync")
@@ -59,7 +58,7 @@ async def test_full_starts_at_the_record_and_live_at_the_head(home: House, gatew
     ann = user("ann")
     group = await home.group(ann)
     await home.messages(group, ann, 4)
-    await home.record(group, ann, "phone", "{[1,3),[4,5)}")
+    await home.mark(group, ann, held="{[1,3),[4,5)}")
     full = await gateway.client(ann)
     assert full.all("conversation")[0]["cursor"] == 2
     await full.has(group, 3, 4, 5)
@@ -68,8 +67,6 @@ async def test_full_starts_at_the_record_and_live_at_the_head(home: House, gatew
     assert live.seqs(group) == []
     other = await gateway.client(ann, device="tablet")
     assert other.all("conversation")[0]["cursor"] == 0
-    for client in (full, live, other):
-        await client.close()
 
 
 @pytest.mark.promise("protocol.3.hello_cursors", "protocol.3.cursor_ahead", "protocol.9.metric_labels", "I7")
@@ -77,7 +74,7 @@ async def test_a_device_that_went_back_gets_it_again_and_is_counted(home: House,
     ann = user("ann")
     group = await home.group(ann)
     await home.messages(group, ann, 4)
-    await home.record(group, ann, "phone", "{[1,5)}")
+    await home.mark(group, ann, held="{[1,5)}")
     before = [breaks("behind"), breaks("ahead_of_record"), breaks("ahead_of_head")]
     back = await gateway.client(ann, cursors={group: 2})
     await back.has(group, 3, 4, 5)
@@ -105,7 +102,6 @@ async def test_a_cursor_below_the_first_visible_seq_is_no_break(home: House, gat
     assert client.all("conversation")[0]["cursor"] == 0
     await client.has(group, 5)
     assert breaks("behind") == before
-    await client.close()
 
 
 @pytest.mark.promise("protocol.3.listing_order")
@@ -117,19 +113,17 @@ async def test_unread_come_first_and_the_newest_of_them(home: House, gateway: Ga
     client = await gateway.client(ann)
     assert [frame["title"] for frame in client.all("conversation")] == ["0", "1", "3", "2"]
     assert client.all("listed")[0]["count"] == 4
-    await client.close()
 
 
 async def test_the_order_holds_over_several_reads(
     home: House, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "_LIST_AT_ONCE", 2)
+    monkeypatch.setattr(listing, "LIST_AT_ONCE", 2)
     ann, bob = user("ann"), user("bob")
     groups = [await home.group(ann, bob, title=str(n)) for n in range(5)]
     await home.write(groups[2], bob)
     client = await gateway.client(ann)
     assert [frame["title"] for frame in client.all("conversation")] == ["2", "4", "3", "1", "0"]
-    await client.close()
 
 
 @pytest.mark.promise("protocol.3.peer_receipt")
@@ -154,7 +148,6 @@ async def test_a_direct_chat_is_followed_by_the_peers_receipt(home: House, gatew
         "read_version": 2,
     }
     assert client.all("receipt", conversation_id=without) == []
-    await client.close()
 
 
 @pytest.mark.promise("protocol.3.left_conversation")
@@ -173,7 +166,6 @@ async def test_a_left_conversation_is_listed_until_its_end_is_here(home: House, 
     done = await gateway.client(bob, cursors={group: 2})
     assert done.all("conversation") == []
     assert done.all("listed")[0]["count"] == 0
-    await done.close()
 
 
 @pytest.mark.promise("I6", "protocol.3.left_conversation")
@@ -191,7 +183,6 @@ async def test_one_who_left_is_told_when_added_again(home: House, gateway: Gatew
     (frame,) = client.all("conversation")
     assert frame["visible"] == [[1, 2], [5, None]]
     assert client.got.index(frame) < client.got.index(client.all("event")[0])
-    await client.close()
 
 
 @pytest.mark.promise("I6")
@@ -210,7 +201,6 @@ async def test_history_that_was_passed_over_comes_with_being_added_again(home: H
     await client.has(group, 1, 2, 3, 4, 5)
     again = await client.one("conversation", visible=[[1, None]], cursor=2)
     assert client.got.index(again) < client.got.index(client.all("event", seq=3)[0])
-    await client.close()
 
 
 @pytest.mark.promise("I6", "protocol.3.hello")
@@ -223,8 +213,8 @@ async def test_what_happens_while_conversations_are_read_is_not_lost(
     await home.line.publish()
     made: list[str] = []
 
-    async def listing(*args: object) -> list[Listed]:
-        rows = await list_conversations(*args)  # type: ignore[arg-type]
+    async def listed(*args: Any) -> Listing:
+        rows = await list_conversations(*args)
         if not made:
             # After the read's snapshot, before the session takes what it read.
             made.append(await home.group(ann, bob))
@@ -234,7 +224,7 @@ async def test_what_happens_while_conversations_are_read_is_not_lost(
             await asyncio.sleep(0.3)
         return rows
 
-    monkeypatch.setattr(following, "list_conversations", listing)
+    monkeypatch.setattr(hello, "list_conversations", listed)
     client = await gateway.client(bob, cursors={left: 2})
     await client.has(group, 1, 2, 3, 4)
     await client.has(left, 3)
@@ -242,7 +232,6 @@ async def test_what_happens_while_conversations_are_read_is_not_lost(
     for conversation_id in (group, left, made[0]):
         at = next(n for n, frame in enumerate(client.got) if frame.get("conversation_id") == conversation_id)
         assert client.got[at]["t"] == "conversation"
-    await client.close()
 
 
 @pytest.mark.promise("I6")
@@ -255,12 +244,11 @@ async def test_the_last_event_of_a_burst_is_not_stuck(home: House, gateway: Gate
         writing = asyncio.create_task(_burst(home, group, ann))
         await asyncio.gather(*(one.hello(f"d{n}", token=token(bob), cursors={}) for n, one in enumerate(clients)))
         await writing
-        head = await home.owner.fetchval("SELECT last_seq FROM conversation WHERE conversation_id = $1", group)
+        head = await home.head(group)
         for one in clients:
             await one.has(group, *range(1, head + 1))
             await one.close()
     await client.has(group, *range(1, head + 1))
-    await client.close()
 
 
 async def _burst(home: House, group: str, sender: str) -> None:

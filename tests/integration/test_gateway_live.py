@@ -4,16 +4,11 @@ import asyncio
 import json
 
 import pytest
-from prometheus_client import REGISTRY
 
-from tests.gateways import Gateway, House, user
+from tests.gateways import Gateway, House, metric, user
 from tests.waiting import until
 
 pytest_plugins = ["tests.integration.gateway_house"]
-
-
-def value(name: str, **labels: str) -> float:
-    return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
 @pytest.mark.promise("I6", "protocol.3.event_everywhere", "protocol.6.metrics")
@@ -24,17 +19,15 @@ async def test_an_event_goes_to_every_session_of_every_member(home: House, gatew
     stranger = await gateway.client(cyd)
     for one in sessions:
         await one.has(group, 1)
-    pushes = value("waybill_pushes_total")
+    pushes = metric("waybill_pushes_total")
     await home.write(group, ann, {"text": "hi", "big": 123456789012345678901234567890})
     await home.line.publish()
     for one in sessions:
         await one.has(group, 1, 2)
         assert one.all("event")[1]["body"] == {"text": "hi", "big": 123456789012345678901234567890}
-    assert value("waybill_pushes_total") == pushes + 3
+    assert metric("waybill_pushes_total") == pushes + 3
     await stranger.pong()
     assert stranger.all("event") == []
-    for one in (*sessions, stranger):
-        await one.close()
 
 
 @pytest.mark.promise("I6", "protocol.9.metric_labels")
@@ -43,11 +36,11 @@ async def test_records_that_are_missing_late_or_twice(home: House, gateway: Gate
     group = await home.group(ann)
     client = await gateway.client(ann)
     await client.has(group, 1)
-    gaps = value("waybill_cursor_breaks_total", kind="gap")
+    gaps = metric("waybill_cursor_breaks_total", kind="gap")
     await home.messages(group, ann, 3)
     rows = await home.line.publish(without={2, 3})
     await client.has(group, 1, 2, 3, 4)
-    assert value("waybill_cursor_breaks_total", kind="gap") == gaps + 1
+    assert metric("waybill_cursor_breaks_total", kind="gap") == gaps + 1
     await home.line.again(rows)
     await home.messages(group, ann, 3)
     await home.line.publish(backwards=True)
@@ -57,7 +50,6 @@ async def test_records_that_are_missing_late_or_twice(home: House, gateway: Gate
     await client.has(group, 1, 2, 3, 4, 5, 6, 7, 8)
     await client.pong()
     assert client.seqs(group) == [1, 2, 3, 4, 5, 6, 7, 8]
-    await client.close()
 
 
 @pytest.mark.promise("protocol.3.window", "I6")
@@ -82,7 +74,6 @@ async def test_a_full_window_turns_the_session_behind(home: House) -> None:
     await home.messages(group, ann, 1)
     await home.line.publish()
     await client.has(group, *range(1, 12))
-    await client.close()
 
 
 @pytest.mark.promise("I7")
@@ -103,8 +94,6 @@ async def test_a_device_that_was_away_ends_with_the_same_timeline(home: House, g
     await stays.has(group, *range(1, 242))
     bodies = {frame["seq"]: frame for frame in stays.all("event")}
     assert all(bodies[frame["seq"]] == frame for frame in (*back.all("event"), *restored.all("event")))
-    for one in (back, stays, restored):
-        await one.close()
 
 
 @pytest.mark.promise("I9", "I12", "protocol.9.visible", "protocol.3.conversation_frame")
@@ -136,7 +125,6 @@ async def test_members_come_and_go(home: House, gateway: Gateway) -> None:
     await client.pong()
     assert client.seqs(group) == [4, 5, 6, 7, 8]
     assert client.all("conversation", title="Secret") == []
-    await client.close()
 
 
 @pytest.mark.promise("I6")
@@ -153,7 +141,6 @@ async def test_a_removal_whose_record_is_missing(home: House, gateway: Gateway) 
     await client.has(group, 1, 2, 4, 5)
     frame = await client.one("conversation", visible=[[1, 2], [4, None]])
     assert client.got.index(frame) < client.got.index(client.all("event", seq=4)[0])
-    await client.close()
 
 
 @pytest.mark.promise("protocol.3.hidden_edit", "I12")
@@ -172,8 +159,6 @@ async def test_an_edit_of_what_one_may_not_see_comes_without_a_body(home: House,
     await hidden.has(group, 3, 4, 5)
     assert sees.all("event", seq=4)[0]["body"] == {"text": "secret"}
     assert hidden.all("event", seq=4)[0]["body"] is None
-    for one in (sees, hidden):
-        await one.close()
 
 
 @pytest.mark.promise("protocol.9.present_state", "protocol.3.recall")
@@ -189,7 +174,6 @@ async def test_catch_up_shows_events_as_they_are_now(home: House, gateway: Gatew
     assert (two["body"], two["edited_by"]) == ({"n": "new"}, 4)
     assert (three["body"], three["recalled_by"]) == (None, 5)
     assert (recall["body"], recall["target_seq"]) == (None, 3)
-    await client.close()
 
 
 async def test_a_body_with_strange_members_is_pushed_like_any_other(home: House, gateway: Gateway) -> None:
@@ -204,7 +188,6 @@ async def test_a_body_with_strange_members_is_pushed_like_any_other(home: House,
     await home.line.publish()
     await client.has(group, 1, 2, 3)
     assert client.all("event")[1]["body"] == strange
-    await client.close()
 
 
 @pytest.mark.promise("protocol.7.dead", "protocol.9.kafka")
@@ -213,7 +196,7 @@ async def test_a_record_that_cannot_be_read_stops_nothing(home: House, gateway: 
     group = await home.group(ann)
     client = await gateway.client(ann)
     await client.has(group, 1)
-    bad = value("waybill_bad_records_total", topic=home.topics.events)
+    bad = metric("waybill_bad_records_total", topic=home.topics.events)
     shard = await home.owner.fetchval("SELECT shard FROM conversation WHERE conversation_id = $1", group)
     for payload, seq in ((b"junk", "2"), (b'{"t":"event"}', "two"), (b'{"t":"event"}', "0"), (b'{"t":"x"}', "2")):
         headers = {"ce_type": "waybill.event.edit" if seq == "2" else "waybill.event.message", "seq": seq}
@@ -221,8 +204,7 @@ async def test_a_record_that_cannot_be_read_stops_nothing(home: House, gateway: 
     await home.messages(group, ann, 1)
     await home.line.publish()
     await client.has(group, 1, 2)
-    assert value("waybill_bad_records_total", topic=home.topics.events) == bad + 4
-    await client.close()
+    assert metric("waybill_bad_records_total", topic=home.topics.events) == bad + 4
 
 
 @pytest.mark.promise("protocol.7.dead", "protocol.9.kafka")
@@ -232,7 +214,7 @@ async def test_garbage_of_no_conversation_is_kept_and_a_false_head_holds_nobody(
     client = await gateway.client(ann)
     await client.has(group, 1)
     shard = await home.owner.fetchval("SELECT shard FROM conversation WHERE conversation_id = $1", group)
-    bad = [value("waybill_bad_records_total", topic=topic) for topic in (home.topics.events, home.topics.receipts)]
+    bad = [metric("waybill_bad_records_total", topic=topic) for topic in (home.topics.events, home.topics.receipts)]
     for topic in ("events.v1", "receipts.v1"):
         await home.line.raw(topic, "no conversation", b"junk", shard, {})
     lie = {"t": "event", "conversation_id": group, "seq": 900, "event_id": group, "sender_id": ann, "body": {}}
@@ -241,20 +223,19 @@ async def test_garbage_of_no_conversation_is_kept_and_a_false_head_holds_nobody(
     await home.messages(group, ann, 1)
     await home.line.publish()
     await client.has(group, 1, 2)
-    reads = value("waybill_catch_up_reads_total")
+    reads = metric("waybill_catch_up_reads_total")
     await home.messages(group, ann, 2)
     await home.line.publish()
     await client.has(group, 1, 2, 3, 4)
-    assert value("waybill_catch_up_reads_total") == reads  # live again
+    assert metric("waybill_catch_up_reads_total") == reads  # live again
     await until(
         lambda: (
-            [value("waybill_bad_records_total", topic=t) for t in (home.topics.events, home.topics.receipts)]
+            [metric("waybill_bad_records_total", topic=t) for t in (home.topics.events, home.topics.receipts)]
             == [bad[0] + 1, bad[1] + 1]
         ),
         timeout=10,
         what="bad records",
     )
-    await client.close()
 
 
 @pytest.mark.promise("protocol.3.ack", "protocol.7.acks")
@@ -265,18 +246,17 @@ async def test_what_was_pulled_may_be_acked_before_kafka_brought_it(home: House,
     client = await gateway.client(ann)
     await client.has(group, 1)
     await home.messages(group, ann, 2)
-    ignored = value("waybill_ignored_acks_total")
+    ignored = metric("waybill_ignored_acks_total")
     await client.say("pull", rid="p", conversation_id=group, after=1)
     page = await client.one("page", rid="p")
     assert [event["seq"] for event in page["events"]] == [2, 3]
     assert (page["next"], page["head"], page["complete"]) == (3, 3, True)
     await client.ack(group, 2, 3)
     await client.pong()
-    assert value("waybill_ignored_acks_total") == ignored
+    assert metric("waybill_ignored_acks_total") == ignored
     await client.say("ack", conversation_id=group, ranges=[[1, 9]])
     await client.pong()
-    assert value("waybill_ignored_acks_total") == ignored + 6
-    await client.close()
+    assert metric("waybill_ignored_acks_total") == ignored + 6
 
 
 @pytest.mark.promise("I6", "protocol.3.window")
@@ -295,4 +275,3 @@ async def test_a_client_that_reads_slowly_gets_all(home: House) -> None:
     client.socket.transport.resume_reading()
     await client.ack(group, 1)
     await client.has(group, *range(1, 34), timeout=20)
-    await client.close()

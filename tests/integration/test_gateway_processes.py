@@ -21,13 +21,14 @@ from websockets.typing import Subprotocol
 from deploy.local.lock import started
 from deploy.local.ports import HOST, free_port
 from tests.gateways import SECRET, Client, token, user
-from tests.integration.gateway_house import home, shared_database, shared_prefix  # noqa: F401 - fixtures
 from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tests.gateways import House
+
+pytest_plugins = ["tests.integration.gateway_house"]
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = 2
@@ -87,7 +88,7 @@ class Several:
 
 
 @asynccontextmanager
-async def gateway(home: House, folder: Path, port: int) -> AsyncIterator[Several]:  # noqa: F811 - not the fixture
+async def gateway(home: House, folder: Path, port: int) -> AsyncIterator[Several]:
     private_port = free_port({port})
     environment = {
         "WAYBILL_POSTGRES_URL": home.database.url("gateway"),
@@ -113,7 +114,7 @@ async def gateway(home: House, folder: Path, port: int) -> AsyncIterator[Several
         await until(lambda: not any(map(started, made.pids)), timeout=60, what="none of its processes is left")
 
 
-async def test_processes_share_a_port_and_the_death_of_one_is_no_others(home: House, tmp_path: Path) -> None:  # noqa: F811 - the fixture
+async def test_processes_share_a_port_and_the_death_of_one_is_no_others(home: House, tmp_path: Path) -> None:
     ann, bob = user("ann"), user("bob")
     conversation = await home.group(ann, bob)
     async with gateway(home, tmp_path, free_port()) as several, AsyncExitStack() as stack:
@@ -153,7 +154,7 @@ async def test_processes_share_a_port_and_the_death_of_one_is_no_others(home: Ho
     assert metrics_left(tmp_path) == []
 
 
-async def test_processes_whose_parent_was_killed_drain_and_another_takes_the_port(home: House, tmp_path: Path) -> None:  # noqa: F811 - the fixture
+async def test_processes_whose_parent_was_killed_drain_and_another_takes_the_port(home: House, tmp_path: Path) -> None:
     port = free_port()
     async with gateway(home, tmp_path, port) as first, AsyncExitStack() as stack:
         devices = await first.devices(stack, user("ann"))

@@ -12,6 +12,9 @@ import asyncpg
 import msgspec
 import pytest
 
+from services.gateway import catchup
+from services.gateway.catchup import CatchUp
+from services.gateway.fanout import Fanout
 from services.gateway.listing import (
     LIST_AT_ONCE,
     Listed,
@@ -28,6 +31,7 @@ from shared.auth import Claims
 from shared.clock import wire_time
 from shared.errors import UnavailableError
 from shared.postgres import Pool, open_pool
+from shared.statements import statements
 from tests.databases import Database
 from tests.rows import Rows, open_rows, user
 
@@ -244,8 +248,11 @@ async def test_what_commits_late_is_not_passed_over(home: Rows, pool: Pool) -> N
 
 async def test_since_is_of_this_store_only(home: Rows, pool: Pool) -> None:
     ann = user("ann")
+    group = await home.group(ann)
     since = (await changed_since(pool, [(ann, None)])).since
     assert known_since(str(since), await store_incarnation(pool)) == since.xmin
+    [future] = (await changed_since(pool, [(ann, since.xmin + 1_000_000)])).users
+    assert (future.ids, future.changed) == ([group], [True]), "told by a store of which this one is an older copy"
     await home.owner.execute("UPDATE store SET incarnation = gen_random_uuid()")
     assert known_since(str(since), await store_incarnation(pool)) is None
 
@@ -371,3 +378,38 @@ async def test_an_upper_case_since_and_nonsense() -> None:
     assert Since.parse("A-1.7") == Since("a-1", 7)
     for text in (None, "", ".", "a.b", "a.-1", "a.1.2", "g.1", "a." + "9" * 20, "a." + "1" * 30, "a" * 65 + ".1"):
         assert Since.parse(text) is None
+
+
+@pytest.mark.promise("protocol.9.present_state", "protocol.3.hidden_edit")
+async def test_events_of_many_conversations_are_read_at_once_as_their_user_sees_them(home: Rows, pool: Pool) -> None:
+    ann, ben = user("ann"), user("ben")
+    one, two, strange = await home.group(ann, ben), await home.group(ann), await home.group(ann)
+    await home.messages(one, ann, 3)
+    await home.write(one, ann, target=2, type_="recall")
+    await home.member(two, ann, "add", ben)
+    await home.messages(two, ann, 2)
+    wanted = [(two, [1, 2, 4]), (strange, [1]), (one, [2, 4, 99])]
+    found = await CatchUp(pool, Fanout(), at_once=1, page=10).at(ben, wanted)
+    assert {name: [seq for seq, _ in events] for name, events in found.items()} == {
+        two: [2, 4],
+        strange: [],
+        one: [2, 4],
+    }
+    frames = [msgspec.json.decode(frame[frame.index(b"{") :]) for _, frame in found[one]]
+    assert [(frame["seq"], frame.get("body")) for frame in frames] == [(2, None), (4, {"n": 2})]
+
+
+async def test_they_are_found_by_their_keys(home: Rows, pool: Pool) -> None:
+    ann = user("ann")
+    group = await home.group(ann)
+    await home.messages(group, ann, 2_000)
+    await home.owner.execute("ANALYZE event, member")
+    async with pool.acquire() as connection, connection.transaction():
+        await connection.execute("SET LOCAL plan_cache_mode = force_generic_plan")
+        await connection.execute(f"PREPARE again AS {statements(catchup.__file__)['events_at']}")
+        call = f"EXECUTE again('{ann}', '{{{','.join([group] * 3)}}}', '{{2,1000,2000}}')"
+        lines = [row[0] for row in await connection.fetch(f"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) {call}")]
+        await connection.execute("DEALLOCATE again")
+    plan = "\n".join(lines)
+    assert "Index Cond: ((conversation_id = m.conversation_id) AND (seq = w.seq))" in plan, plan
+    assert not [line for line in lines if "Seq Scan on event" in line and "never executed" not in line], plan

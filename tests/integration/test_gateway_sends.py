@@ -1,7 +1,6 @@
 """From a socket to ingest and back: sends in order, their answers, conversations made, read marks answered."""
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -10,12 +9,10 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from aiohttp import web
-from prometheus_client import REGISTRY
 
 from deploy.local import ports
 from tests.databases import Database
-from tests.gateways import Gateway, House, user
-from tests.relays import all_records
+from tests.gateways import Gateway, House, metric, user
 from tests.stack import Stores
 from tests.waiting import until
 
@@ -56,14 +53,12 @@ async def test_a_send_is_answered_and_comes_as_an_event(home: House, gateway: Ga
     assert {**again, "rid": "r1", "duplicate": False} == sent
     await sender.say("send", **{**fields, "rid": "r3", "body": {"n": 1}})
     assert (await sender.one("error", rid="r3"))["code"] == "client_msg_id_reused"
-    for one in (sender, reader):
-        await one.close()
 
 
 @pytest.mark.promise("protocol.9.order_in")
 async def test_sends_of_a_session_keep_their_order_over_batches(home: House) -> None:
     await home.ingest()
-    gateway = await home.gateway(gateway_session_sends=50)
+    gateway = await home.gateway(gateway_session_sends=50, gateway_sends_per_s=0, gateway_frames_per_s=0)
     ann = user("ann")
     groups = [await home.group(ann) for _ in range(3)]
     client = await gateway.client(ann)
@@ -74,7 +69,6 @@ async def test_sends_of_a_session_keep_their_order_over_batches(home: House) -> 
     for group in groups:
         seqs = {int(sent["rid"]): sent["seq"] for sent in client.all("sent", conversation_id=group)}
         assert [seqs[n] for n in sorted(seqs)] == list(range(2, 302))
-    await client.close()
 
 
 @pytest.mark.promise("protocol.3.create", "protocol.9.creation_event")
@@ -104,8 +98,6 @@ async def test_create(home: House, gateway: Gateway) -> None:
     first, second = await one.one("created", rid="d1"), await other.one("created", rid="d2")
     assert first["conversation_id"] == second["conversation_id"]
     assert sorted([first["existing"], second["existing"]]) == [False, True]
-    for client in (one, other):
-        await client.close()
 
 
 @pytest.mark.promise("protocol.3.ack", "protocol.3.read")
@@ -113,7 +105,7 @@ async def test_what_was_sent_may_be_acked_and_read_before_kafka_brings_it(home: 
     await home.ingest()
     ann = user("ann")
     client = await gateway.client(ann, acks=False)
-    ignored = REGISTRY.get_sample_value("waybill_ignored_acks_total") or 0.0
+    ignored = metric("waybill_ignored_acks_total")
     await client.say("create", rid="c", kind="group", members=[])
     group = (await client.one("created", rid="c"))["conversation_id"]
     await client.say("read", conversation_id=group, seq=1)
@@ -124,18 +116,16 @@ async def test_what_was_sent_may_be_acked_and_read_before_kafka_brings_it(home: 
     assert (await client.one("conversation", conversation_id=group))["head"] in (1, 2)
     await client.pong()
     assert client.all("error") == []
-    assert REGISTRY.get_sample_value("waybill_ignored_acks_total") == ignored
+    assert metric("waybill_ignored_acks_total") == ignored
 
     async def told() -> bool:
-        records = await all_records(home.stores.kafka, [home.topics.acks])
-        of = [found for found in (json.loads(r.value or b"") for r in records) if found["conversation_id"] == group]
+        of = await home.acks(group)
         acked = {pair for one in of if one["kind"] == "delivered" for pair in map(tuple, one["ranges"])}
         return bool(acked & {(1, 2), (2, 2)}) and [one["seq"] for one in of if one["kind"] == "read"] == [1, 2]
 
     await until(told, timeout=10, what="acks and marks")
     await home.line.publish()
     await client.has(group, 1, 2)
-    await client.close()
 
 
 @pytest.mark.promise("protocol.4.indefinite", "protocol.4.stranger")
@@ -149,7 +139,6 @@ async def test_errors_of_ingest_are_told(home: House, gateway: Gateway) -> None:
     assert (await client.one("error", rid="former"))["code"] == "not_member"
     await client.say("send", **message(str(uuid.uuid4()), "nowhere"))
     assert (await client.one("error", rid="nowhere"))["code"] == "not_found"
-    await client.close()
 
 
 @pytest.mark.promise("protocol.4.indefinite")
@@ -165,7 +154,6 @@ async def test_ingest_away(home: House, gateway: Gateway) -> None:
     await home.ingest()
     await client.say("send", **message(group, "again"))
     await client.one("sent", rid="again")
-    await client.close()
 
 
 @pytest.fixture
@@ -198,7 +186,6 @@ async def test_an_ingest_that_does_not_answer(home: House, silent: None) -> None
         assert (await client.one("error", timeout=3, rid=str(n)))["code"] == "timeout"
     await client.say("create", rid="c", kind="group", members=[])
     assert (await client.one("error", timeout=3, rid="c"))["code"] == "timeout"
-    await client.close()
 
 
 async def test_an_ingest_that_answers_nonsense(home: House) -> None:
@@ -288,8 +275,6 @@ async def test_read_marks_are_answered(home: House, gateway: Gateway, receipts: 
     for one in (tablet, peer):
         await one.pong()
     assert [len(one.all("receipt")) for one in (tablet, peer)] == before[1:]
-    for one in (phone, tablet, peer):
-        await one.close()
 
 
 @pytest.mark.promise("protocol.5.receipt_goes_to")
@@ -309,5 +294,3 @@ async def test_receipts_of_a_group_go_to_their_user_alone(home: House, gateway: 
         await one.one("receipt", user_id=bob, read_seq=1)
     await peer.pong()
     assert peer.all("receipt") == []
-    for one in (mine, other, peer):
-        await one.close()

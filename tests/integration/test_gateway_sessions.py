@@ -9,19 +9,17 @@ import time
 import aiohttp
 import pytest
 import redis.asyncio as redis
+from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError
-from prometheus_client import REGISTRY
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame as WireFrame
 from websockets.frames import Opcode
 from websockets.typing import Subprotocol
 
-from services.gateway import following, stream
-from services.gateway import socket as sockets
+from services.gateway import hello, stream
 from shared.errors import UnavailableError
-from tests.gateways import Client, Gateway, House, token, user
-from tests.relays import all_records
+from tests.gateways import Gateway, House, metric, token, user
 from tests.waiting import until
 
 pytest_plugins = ["tests.integration.gateway_house"]
@@ -70,7 +68,6 @@ async def test_tokens(gateway: Gateway) -> None:
     client = await gateway.open(bearer=token(ann, device="phone"))
     await client.hello(token=token(bob))
     assert client.got[0]["user_id"] == ann
-    await client.close()
 
 
 @pytest.mark.promise("protocol.2.expiry", "protocol.3.token_frame")
@@ -81,24 +78,22 @@ async def test_a_token_is_renewed_in_the_session(gateway: Gateway) -> None:
     await client.one("expiring", in_s=0)
     await client.say("token", token=token(ann, ttl_s=3600))
     short = await gateway.open()
-    await short.hello(token=token(ann, ttl_s=30))
+    await short.hello("short", token=token(ann, ttl_s=30))
     assert 25 <= (await short.one("expiring"))["in_s"] <= 30
-    await short.close()
-    other = await gateway.client(ann)
-    await other.say("token", token=token(user("bob")))
-    assert await other.closed() == 4401
-    device = await gateway.client(ann)
-    await device.say("token", token=token(ann, device="tablet"))
-    assert await device.closed() == 4401
-    junk = await gateway.client(ann)
-    await junk.say("token", token="junk")
-    assert await junk.closed() == 4401
-    service = await gateway.client(ann)
-    await service.say("token", token=token(ann, scope="service"))
-    assert await service.closed() == 4401
-    await asyncio.sleep(2.5)  # past the end of the first token
+    for device, shown in (
+        ("other user", token(user("bob"))),
+        ("other device", token(ann, device="tablet")),
+        ("junk", "junk"),
+        ("service", token(ann, scope="service")),
+    ):
+        one = await gateway.client(ann, device.replace(" ", "-"))
+        await one.say("token", token=shown)
+        assert await one.closed() == 4401, device
+    # The first token's end has passed when one that ends as early is refused.
+    late = await gateway.open()
+    await late.hello("late", token=token(ann, ttl_s=-8))
+    assert await late.closed() == 4401
     await client.pong()
-    await client.close()
 
 
 @pytest.mark.promise("protocol.3.resend", "protocol.3.close_codes")
@@ -110,24 +105,23 @@ async def test_what_is_not_acked_comes_again_and_then_the_session_ends(home: Hou
     client = await gateway.client(ann, acks=False)
     await client.has(group, 1, 2, 3)
     await client.ack(group, 2)
-    resends = REGISTRY.get_sample_value("waybill_resends_total") or 0
+    resends = metric("waybill_resends_total")
     assert await client.closed() == 4408
     assert client.seqs(group) == [1, 2, 3, 1, 3, 1, 3]
-    assert REGISTRY.get_sample_value("waybill_resends_total") == resends + 4
+    assert metric("waybill_resends_total") == resends + 4
 
 
 @pytest.mark.promise("protocol.3.heartbeat")
 async def test_a_client_that_answers_no_ping_is_closed(home: House) -> None:
     gateway = await home.gateway(gateway_heartbeat_s=0.2)
     ann = user("ann")
-    lives, dead = await gateway.client(ann), await gateway.client(ann)
+    lives, dead = await gateway.client(ann), await gateway.client(ann, "dead")
     pongs = dead.socket.protocol
     pongs.recv_frame = _without_pings(pongs.recv_frame)  # type: ignore[method-assign]
     begun = time.monotonic()
     assert await dead.closed() == 4408
     assert 0.4 < time.monotonic() - begun < 3
     await lives.pong()
-    await lives.close()
 
 
 def _without_pings(receive):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
@@ -166,66 +160,10 @@ async def test_several_frames_in_one_write(home: House, gateway: Gateway) -> Non
 async def test_hello_may_be_larger_than_other_frames(home: House, gateway: Gateway) -> None:
     ann = user("ann")
     group = await home.group(ann)
-    cursors = {f"{n:08x}-0000-4000-8000-000000000000": [1, "e" * 36] for n in range(9_000)} | {group: 1}
+    ids = [f"{n:08x}-0000-4000-8000-000000000000" for n in range(9_000)]
+    cursors = {one: [1, one] for one in ids} | {group: 1}
     client = await gateway.client(ann, cursors=cursors)
     assert client.all("conversation")[0]["cursor"] == 1
-    await client.close()
-
-
-@pytest.mark.promise("protocol.3.reconnect", "protocol.3.close_codes", "protocol.7.acks")
-async def test_drain(home: House) -> None:
-    gateway = await home.gateway(gateway_ack_flush_ms=1000)
-    ann = user("ann")
-    group = await home.group(ann)
-    client = await gateway.client(ann)
-    await client.has(group, 1)
-    await client.pong()
-    greets = await connect(gateway.url).__aenter__()
-    _, half = await asyncio.open_connection("127.0.0.1", gateway.settings.gateway_port)
-    begun = time.monotonic()
-    await gateway.end()
-    assert time.monotonic() - begun < 5
-    assert await client.closed() == 4503
-    told = await client.one("reconnect")
-    assert 0 <= told["after_ms"] <= 500
-    with pytest.raises(ConnectionClosed):
-        await greets.recv()
-    assert greets.close_code == 4503
-    half.close()
-    await half.wait_closed()
-    records = await _acks(home)
-    assert {
-        "conversation_id": group,
-        "user_id": ann,
-        "device_id": "phone",
-        "kind": "delivered",
-        "ranges": [[1, 1]],
-    } in [{name: found for name, found in record.items() if name != "at"} for record in records]
-
-
-async def _acks(home: House) -> list[dict[str, object]]:
-    records = await all_records(home.stores.kafka, [home.topics.acks])
-    return [json.loads(record.value or b"") for record in records]
-
-
-async def test_a_drain_does_not_wait_for_who_reads_nothing(home: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "_FLUSH_S", 0.3)
-    monkeypatch.setattr(sockets, "_CLOSE_S", 0.3)
-    gateway = await home.gateway(gateway_buffer_bytes=64 * 1024)
-    ann = user("ann")
-    group = await home.group(ann)
-    client = await gateway.client(ann, acks=False)
-    await client.has(group, 1)
-    client.socket.transport.pause_reading()
-    for _ in range(3):
-        for _ in range(30):
-            await home.write(group, ann, {"x": "y" * 60_000})
-        await home.line.publish()
-    begun = time.monotonic()
-    await gateway.end()
-    assert time.monotonic() - begun < 5
-    client.socket.transport.abort()
-    await client.closed()
 
 
 async def test_redis_holds_who_is_connected_where(home: House, gateway: Gateway) -> None:
@@ -264,19 +202,42 @@ async def test_redis_away_does_not_matter(home: House) -> None:
     await home.line.publish()
     await client.has(group, 1, 2)
     assert await gateway.readyz() == {"status": "ok", "failing": {}}
-    await client.close()
 
 
-@pytest.mark.promise("I10", "protocol.9.gateway_start")
-async def test_what_kafka_brought_while_its_consumer_was_away_is_found(
-    home: House, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.promise("protocol.9.gateway_start", "protocol.6.health")
+async def test_nobody_is_let_in_before_positions_are_fixed(home: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    fix, may = stream.Stream._fix_positions, asyncio.Event()
+
+    async def later(self: stream.Stream, consumer: AIOKafkaConsumer) -> None:
+        if self._topic == home.topics.receipts:
+            await may.wait()
+        await fix(self, consumer)
+
+    monkeypatch.setattr(stream.Stream, "_fix_positions", later)
+    gateway = await home.gateway(waits=False)
+    ready = await until(gateway.readyz, timeout=10, what="health")
+    assert (ready["status"], list(ready["failing"])) == ("failing", ["sockets"])
+    with pytest.raises(OSError, match="Connect call failed"):
+        await gateway.open()
     ann, bob = user("ann"), user("bob")
     group = await home.group(ann, bob)
+    may.set()
+    await gateway.opened()
     client = await gateway.client(bob)
     await client.has(group, 1)
-    read, away = stream.Stream._read, asyncio.Event()
-    fix = stream.Stream._fix_positions
+    assert await gateway.readyz() == {"status": "ok", "failing": {}}
+
+
+@pytest.mark.promise("I10", "I6")
+async def test_while_kafka_brings_nothing_the_sweep_delivers_and_afterwards_nothing_comes_again(
+    home: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await home.gateway(gateway_sweep_s=0.2)
+    ann, bob = user("ann"), user("bob")
+    group, nobodys = await home.group(ann, bob), await home.group(ann)
+    client = await gateway.client(bob)
+    await client.has(group, 1)
+    read, fix, away = stream.Stream._read, stream.Stream._fix_positions, asyncio.Event()
 
     async def broken(self: stream.Stream, consumer: object) -> None:
         away.set()
@@ -287,17 +248,27 @@ async def test_what_kafka_brought_while_its_consumer_was_away_is_found(
     await asyncio.wait_for(away.wait(), 10)
     await home.messages(group, ann, 2)
     new = await home.group(ann, bob, publish=False)
-    await home.owner.execute("INSERT INTO receipt VALUES ($1, $2, '{[1,2)}', 1, 1, 0)", group, bob)
-    await home.line.publish()
+    await home.mark(group, bob, held="{[1,2)}")
+    rows = await home.line.publish()
+    await client.has(group, 1, 2, 3)
+    await client.has(new, 1)
+    await client.one("receipt", conversation_id=group, user_id=bob, delivered_seq=1)
     monkeypatch.setattr(stream.Stream, "_read", read)
     monkeypatch.setattr(stream.Stream, "_fix_positions", fix)
-    await client.has(group, 1, 2, 3, timeout=15)
-    await client.has(new, 1)
-    await client.one("receipt", conversation_id=group, user_id=bob, delivered_seq=1, read_seq=1, read_version=0)
+
+    async def brought() -> bool:
+        before = metric("waybill_dropped_records_total")
+        await home.write(nobodys, ann)
+        await home.line.publish()
+        await asyncio.sleep(0.1)
+        return metric("waybill_dropped_records_total") > before
+
+    await until(brought, timeout=20, what="a record of a conversation that nobody follows")
+    await home.line.again(rows)
     await home.messages(group, ann, 1)
     await home.line.publish()
-    await client.has(group, 1, 2, 3, 4, timeout=15)
-    await client.close()
+    await client.has(group, 1, 2, 3, 4)
+    assert client.seqs(new) == [1]
 
 
 @pytest.mark.promise("protocol.3.close_codes")
@@ -305,8 +276,8 @@ async def test_postgres_away_at_hello(home: House, gateway: Gateway, monkeypatch
     async def away(*_: object) -> list[str]:
         raise UnavailableError("the store is away")
 
-    monkeypatch.setattr(following, "conversations_of", away)
-    client: Client = await gateway.open()
+    monkeypatch.setattr(hello, "changed_since", away)
+    client = await gateway.open()
     await client.say("hello", device_id="phone", token=token(user("ann")))
     assert await client.closed() == 4503
     assert (await client.one("reconnect"))["after_ms"] > 0

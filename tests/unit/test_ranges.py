@@ -51,7 +51,7 @@ def test_a_client_that_acks_in_many_pieces_does_not_hold_the_loop() -> None:
     more = RangeSet((seq, seq) for seq in range(198_000, 200_000, 2))
     began = time.perf_counter()
     assert more - held == more
-    assert time.perf_counter() - began < 0.5  # about 1 ms; square it would be 100 million steps
+    assert time.perf_counter() - began < 2  # about 1 ms; square it would be 100 million steps
 
 
 @given(pairs)

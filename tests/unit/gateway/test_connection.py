@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -62,6 +63,25 @@ class TestHello:
         goes_on.set()
         await house.quiet()
         assert "listed" in wire.types
+
+    async def test_nor_that_of_checking_its_token(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+        goes_on = asyncio.Event()
+        verify = house.parts.verifier.verify
+
+        async def slow(token: str | None) -> Any:
+            await goes_on.wait()
+            return await verify(token)
+
+        monkeypatch.setattr(house.parts.verifier, "verify", slow)
+        wire = house.wire()
+        wire.say({"t": "hello", "token": "ann", "device_id": "phone"})
+        house.forward(20.0)
+        assert wire.closed is None
+        goes_on.set()
+        await house.quiet()
+        assert "listed" in wire.types
+        house.forward(25.0)
+        assert wire.pings > 0
 
     @pytest.mark.promise("protocol.3.hello")
     async def test_what_follows_it_at_once_waits_for_listed(self, house: House) -> None:
@@ -158,6 +178,73 @@ class TestResend:
             await house.quiet()
         assert (wire.seqs(), wire.closed) == ([4, 4], None)
 
+    async def test_all_conversations_of_a_session_are_read_at_once_and_one_read_at_a_time(self, house: House) -> None:
+        house.settings.gateway_window = 30
+        names = [f"0197c3d1-0000-7000-8000-0000000001{n:02}" for n in range(10)]
+        for name in names:
+            house.store.make(name, "ann")
+        wire = await house.open(cursors={C: 3, **dict.fromkeys(names, 1)})
+        for name in names:
+            house.live(name, 2)
+            house.fanout.rooms[name].forget()
+        goes_on = asyncio.Event()
+        house.store.lasts["events_at"].append(goes_on)
+        house.forward(5.1)
+        await asyncio.sleep(0)
+        house.live(C, 4)
+        house.fanout.rooms[C].forget()
+        house.forward(5.5)
+        await asyncio.sleep(0)
+        assert house.store.asked.count("events_at") == 1
+        goes_on.set()
+        await house.quiet()
+        assert [wire.seqs(name) for name in names] == [[2, 3, 2, 3]] * 10
+        house.forward(0.5)
+        await house.quiet()
+        assert (wire.seqs(C), house.store.asked.count("events_at")) == ([4, 5, 6, 7] * 2, 2)
+
+    async def test_a_read_has_at_most_the_rows_of_the_window(self, house: House) -> None:
+        house.store.make(OTHER, "ann")
+        wire = await house.open(cursors={C: 3, OTHER: 1})
+        wire.handler.session.window = 5
+        for name in (C, OTHER):
+            house.live(name, 2)
+            house.fanout.rooms[name].forget()
+        wire.handler.session.window = 3
+        house.forward(5.1)
+        await house.quiet()
+        assert (wire.seqs(C), wire.seqs(OTHER)) == ([4, 5, 4, 5], [2, 3])
+        house.forward(0.5)
+        await house.quiet()
+        assert (wire.seqs(C), wire.seqs(OTHER)) == ([4, 5, 4, 5], [2, 3, 2, 3])
+
+    async def test_of_all_sessions_two_read_at_a_time(self, house: House) -> None:
+        wires = [await house.open(device_id=f"d{n}", cursors={C: 3}) for n in range(5)]
+        house.live(C)
+        house.fanout.rooms[C].forget()
+        gates = [asyncio.Event(), asyncio.Event()]
+        house.store.lasts["events_at"] += gates
+        house.forward(5.1)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert house.store.asked.count("events_at") == 2
+        for gate in gates:
+            gate.set()
+        await house.quiet()
+        assert [wire.seqs() for wire in wires] == [[4, 4]] * 5
+
+    async def test_what_was_read_for_who_takes_no_more_goes_later(self, house: House, wire: Wire) -> None:
+        house.live(C)
+        house.fanout.rooms[C].forget()
+        house.store.after["events_at"].append(lambda: setattr(wire, "congested", True))
+        house.forward(5.1)
+        await house.quiet()
+        assert wire.seqs() == [4]
+        wire.drain()
+        house.forward(0.3)
+        await house.quiet()
+        assert wire.seqs() == [4, 4]
+
     async def test_a_fault_in_the_read_ends_this_session_alone(self, house: House, wire: Wire) -> None:
         house.live(C)
         house.fanout.rooms[C].forget()
@@ -198,6 +285,14 @@ class TestToken:
         house.forward(69.8)
         assert (wire.closed, len(wire.of("expiring"))) == (None, 1)
         house.forward(0.2)
+        assert wire.closed == (4401, "the token has expired")
+
+    @pytest.mark.promise("protocol.2.expiry")
+    async def test_one_that_has_just_expired_still_has_the_leeway(self, house: House) -> None:
+        wire = await house.open(ttl=-5.0, cursors={C: 3})
+        house.forward(4.0)
+        assert (wire.types, wire.closed) == (["welcome", "conversation", "listed", "expiring"], None)
+        house.forward(2.0)
         assert wire.closed == (4401, "the token has expired")
 
     @pytest.mark.promise("protocol.3.token_frame")
@@ -252,6 +347,7 @@ class TestReceipts:
             self._tell(house, "bob", seq)
         self._tell(house, "cyd", 1)
         self._tell(house, "ann", 3)
+        wire.handler.release()
         assert self._read(wire)[1:] == [("ann", 3)]
         house.forward(1.1)
         assert self._read(wire)[2:] == [("bob", 3), ("cyd", 1)]
@@ -372,6 +468,48 @@ class TestFrames:
         assert [frame.get("rid") for frame in wire.frames[-2:]] == ["2", "3"]
         assert (wire.paused, wire.handler.state) == (False, "open")
 
+    async def test_so_many_read_at_a_time_and_who_waits_for_long_is_told(
+        self, house: House, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        goes_on = asyncio.Event()
+        under_way = 0
+
+        async def page(*_: Any, **__: Any) -> None:
+            nonlocal under_way
+            under_way += 1
+            await goes_on.wait()
+            raise NotFoundError("none such", field="conversation_id")
+
+        monkeypatch.setattr(requests, "page", page)
+        monkeypatch.setattr(requests, "_TURN_S", 0.01)
+        wires = [await house.open(device_id=f"d{n}", cursors={C: 3}) for n in range(4)]
+        pull, watch = {"t": "pull", "rid": "1", "conversation_id": C, "after": 0}, {"t": "watch", "conversation_id": C}
+        for wire, frame in zip(wires, (pull, pull, {**watch, "on": True}, {"t": "token", "token": "ann"}), strict=True):
+            wire.say(frame)
+        await house.until(lambda: wires[2].of("error") and wires[3].of("error"), "the answers")
+        assert (under_way, {"receipts_of", "of_user"} & set(house.store.asked)) == (2, set())
+        assert [wire.of("error")[0]["code"] for wire in wires[2:]] == ["unavailable"] * 2
+        assert wires[2].of("error")[0]["retry_after_ms"] > 0
+        goes_on.set()
+        await house.quiet()
+        assert [wire.of("error")[0]["code"] for wire in wires[:2]] == ["not_found"] * 2
+        wires[3].say({"t": "token", "token": "ann"})
+        await house.quiet()
+        assert (len(wires[3].of("error")), wires[3].closed, "of_user" in house.store.asked) == (1, None, True)
+
+    async def test_a_mark_that_needs_a_read_counts_as_a_pull(self, house: House, wire: Wire) -> None:
+        feed = wire.handler.session.feeds[C]
+        limits = Limits({"pulls": Rate(1.0, 1)}, {})
+        wire.handler.rates = limits.session("ann")
+        read = {"t": "read", "conversation_id": C, "seq": 2}
+        wire.say(read, read)
+        assert wire.of("error") == []
+        feed.fresh = True
+        wire.say(read, read, {**read, "version": 0})
+        await house.quiet()
+        assert [frame["code"] for frame in wire.of("error")] == ["rate_limited"]
+        assert len(house.acks.of("mark")) == 4
+
     async def test_one_that_ends_while_it_waits(
         self, house: House, wire: Wire, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -482,6 +620,31 @@ class TestSends:
         house.sends.of("submit")[0][2](Committed("e", 4, "now", duplicate=False))
         await house.quiet()
         assert (len(house.sends.of("submit")), wire.paused) == (3, True)
+
+    async def test_too_much_stops_the_reading_until_enough_is_answered(self, house: House) -> None:
+        house.settings.gateway_session_send_bytes = 100
+        wire = await house.open()
+        wire.say(*[{**self._send(str(number)), "body": {"x": "y" * 42}} for number in range(4)])
+        submitted = house.sends.of("submit")
+        assert (len(submitted), wire.paused) == (2, True)
+        submitted[0][2](UnavailableError("away"))
+        await house.quiet()
+        assert (len(house.sends.of("submit")), wire.paused) == (3, True)
+        for one in house.sends.of("submit")[1:]:
+            one[2](UnavailableError("away"))
+        await house.quiet()
+        house.sends.of("submit")[3][2](UnavailableError("away"))
+        assert (len(wire.of("error")), wire.paused, wire.handler._send_bytes) == (4, False, 0)
+
+    async def test_what_waits_holds_no_more_than_its_body(self, house: House, wire: Wire) -> None:
+        tracemalloc.start()
+        try:
+            wire.say(*[{**self._send(str(number)), "more": "x" * 50_000} for number in range(20)])
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert len(house.sends.of("submit")) == 20
+        assert held < 10 * 50_000
 
     async def test_an_answer_after_the_end_is_dropped(self, house: House, wire: Wire) -> None:
         wire.say(self._send("1"))

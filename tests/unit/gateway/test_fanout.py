@@ -12,7 +12,7 @@ from services.gateway.fanout import Fanout
 from services.gateway.feed import Feed
 from services.gateway.metrics import CURSOR_BREAKS, PUSHES
 from shared.ranges import OPEN, RangeSet
-from tests.followers import FOREVER, Follower, come, follow, made, say, value, visit
+from tests.followers import FOREVER, Follower, come, faults, follow, made, say, value, visit
 
 MESSAGE = "waybill.event.message"
 SIZE = len(made(1).frame) + 200
@@ -347,6 +347,7 @@ class TestFairness:
     def test_a_recipient_whose_write_fails_stops_nobody_else(
         self, fanout: Fanout, failing: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        told = faults(monkeypatch)
         crowd = [Follower(f"u{number}") for number in range(3)]
         for one in crowd:
             follow(fanout, one)
@@ -359,6 +360,7 @@ class TestFairness:
         say(fanout, 2)
         assert [one.seqs for one in crowd if one is not crowd[failing]] == [[1, 2], [1, 2]]
         assert [one.ended for one in crowd] == [number == failing for number in range(3)]
+        assert len(told) == 2
 
 
 class TestHeads:
@@ -505,6 +507,34 @@ def watch(feed: Feed) -> None:
 
 
 class TestReceipts:
+    def test_a_session_that_ends_over_a_receipt_is_nobody_elses_fault(
+        self, fanout: Fanout, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told = faults(monkeypatch)
+        ann, tablet, desk = Follower("ann"), Follower("ann", "tablet"), Follower("ann", "desk")
+        for one in (ann, tablet, desk):
+            follow(fanout, one, direct=True)
+
+        def ends(*_: object) -> None:
+            fanout.unregister(tablet)
+
+        def fails(*_: object) -> None:
+            raise RuntimeError("a fault")
+
+        tablet.receipt, desk.receipt = ends, fails  # type: ignore[method-assign]
+        receipt(fanout, "ann")
+        assert len(ann.receipts) == 1
+        assert len(told) == 1
+
+    def test_of_a_conversation_of_unknown_kind_wake_one_of_many_sleepers(self, fanout: Fanout) -> None:
+        many = [Follower(f"user{number}") for number in range(20)]
+        for one in many:
+            fanout.register(one)
+            fanout.enter(one, "c").asleep = True
+        receipt(fanout, "bob")
+        assert sum(bool(one.loads) for one in many) == 1
+        assert not any(one.receipts for one in many)
+
     @pytest.mark.promise("protocol.5.receipt_goes_to")
     def test_of_a_direct_chat_go_to_both(self, fanout: Fanout) -> None:
         ann, tablet, bob = Follower("ann"), Follower("ann", "tablet"), Follower("bob")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from services.gateway import hello as greeting
 from shared.errors import UnavailableError
 from shared.ranges import RangeSet
 from tests.followers import visit
@@ -131,6 +132,24 @@ class TestTogether:
         await listed(house, bob)
         assert (ann.closed, bob.closed) == ((4500, "a fault of the server"), None)
 
+    async def test_those_that_take_nothing_hold_nobody_up(
+        self, house: House, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(greeting, "_CHUNK", 1)
+        for name in "abc":
+            house.store.make(name, "ann", "bob", "cyd", "dan", head=2)
+        slow = [hello(house, user_id) for user_id in ("ann", "bob", "cyd")]
+        for wire in slow:
+            wire.congested = True
+        await house.until(lambda: all("conversation" in wire.types for wire in slow), "the first frames")
+        quick = hello(house, "dan")
+        await house.until(lambda: "listed" in quick.types, "the one that takes what it is told")
+        assert not any("listed" in wire.types for wire in slow)
+        for wire in slow:
+            wire.congested = False
+            wire.handler.writable()
+        await listed(house, *slow)
+
     async def test_one_that_is_gone_meanwhile_leaves_nothing(self, house: House) -> None:
         house.store.make("c", "ann", "bob", head=2)
         ann, bob = hello(house, "ann"), hello(house, "bob")
@@ -188,6 +207,14 @@ class TestRefused:
         assert 500 <= frame["after_ms"] <= 2000
         await house.quiet()
         assert house.fanout.users == {}
+
+    @pytest.mark.promise("I7")
+    async def test_so_does_one_that_the_sweep_has_found_meanwhile(self, house: House) -> None:
+        house.store.make("c", "ann")
+        house.store.after["list_conversations"].append(house.greeter.forget)
+        wire = hello(house)
+        await house.until(lambda: wire.closed, "the end")
+        assert wire.closed == (4503, "the store was replaced")
 
     @pytest.mark.promise("I7")
     async def test_another_store_in_the_middle_of_it_has_it_come_again(self, house: House) -> None:

@@ -1,14 +1,21 @@
-"""Runs of sends: the order of a key is kept, and never two batches of it are in flight."""
+"""Sends: the order of a key is kept, never two batches of it are in flight, and each is answered."""
 
+import asyncio
 from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.sends import Key, Pending, Runs
+from services.gateway.answers import Committed, Outcome
+from services.gateway.sends import Key, Pending, Runs, Sends
 from shared.contracts.frames import Send
+from shared.errors import InternalError, UnavailableError
+from shared.metrics import LOOP_ERRORS
+from tests.waiting import until
 
 ID = "00000000-0000-4000-8000-000000000000"
 
@@ -107,3 +114,95 @@ def test_order_per_key_and_one_batch_in_flight_per_key(steps: list[tuple[str, st
             runs.done(flying.pop(0))
     assert given_out == added
     assert (runs.waiting, runs.ready, runs.in_flight) == ({}, {}, set())
+
+
+class Ingest:
+    """Takes the place of the post to ingest: answers each item, once ``open`` is set; raises ``fault`` if there is."""
+
+    def __init__(self, sends: Sends, patch: pytest.MonkeyPatch) -> None:
+        self.open = asyncio.Event()
+        self.fault: Exception | None = None
+        patch.setattr(sends, "_post", self._post)
+
+    async def _post(self, _: str, body: dict[str, Any], __: float) -> bytes:
+        await self.open.wait()
+        if self.fault is not None:
+            raise self.fault
+        event = {"event_id": "e", "seq": 1, "created_at": "now", "duplicate": False}
+        return msgspec.json.encode({"results": [{"status": 201, "event": event}] * len(body["events"])})
+
+
+def errors() -> float:
+    return float(LOOP_ERRORS.labels("sends")._value.get())
+
+
+def submitted(sends: Sends, answer: Callable[[Outcome], None], size: int = 2, number: int = 0) -> None:
+    sends.submit("ann", pending(number, size).send, answer)
+
+
+async def test_bytes_are_held_until_they_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    sends = Sends("http://nowhere", "s" * 32, timeout_s=5.0, most=100, most_bytes=100)
+    ingest = Ingest(sends, monkeypatch)
+    got: list[Outcome] = []
+    task = asyncio.create_task(sends.run())
+    submitted(sends, got.append, 60)
+    await until(lambda: not sends._runs.size, timeout=5, what="the batch")
+    submitted(sends, got.append, 40)
+    with pytest.raises(UnavailableError) as refused:
+        submitted(sends, got.append, 2)
+    assert refused.value.retry_after_ms
+    ingest.open.set()
+    await until(lambda: len(got) == 2, timeout=5, what="the answers")
+    submitted(sends, got.append, 100)
+    await until(lambda: len(got) == 3, timeout=5, what="the answer")
+    assert {type(one) for one in got} == {Committed}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("fault", "answer", "faults"),
+    [(None, Committed, 1), (UnavailableError("away"), UnavailableError, 1), (ZeroDivisionError(), InternalError, 2)],
+    ids=["good", "away", "bad"],
+)
+async def test_an_answer_that_raises_leaves_no_other_unanswered(
+    monkeypatch: pytest.MonkeyPatch, fault: Exception | None, answer: type, faults: int
+) -> None:
+    sends = Sends("http://nowhere", "s" * 32, timeout_s=5.0, most=100, most_bytes=100)
+    ingest = Ingest(sends, monkeypatch)
+    ingest.open.set()
+    ingest.fault = fault
+    got: list[Outcome] = []
+    before = errors()
+
+    def fails(_: Outcome) -> None:
+        raise ValueError
+
+    task = asyncio.create_task(sends.run())
+    for number in range(3):
+        submitted(sends, fails if number == 1 else got.append, number=number)
+    await until(lambda: len(got) == 2, timeout=5, what="the others' answers")
+    assert (errors() - before, {type(one) for one in got}) == (faults, {answer})
+    submitted(sends, got.append)
+    await until(lambda: len(got) == 3, timeout=5, what="one more")
+    assert (task.done(), sends._bytes) == (False, 0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_what_waits_at_the_end_is_answered_though_one_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    sends = Sends("http://nowhere", "s" * 32, timeout_s=5.0, most=100, most_bytes=100)
+    Ingest(sends, monkeypatch)
+    got: list[Outcome] = []
+
+    def fails(_: Outcome) -> None:
+        raise ValueError
+
+    task = asyncio.create_task(sends.run())
+    submitted(sends, got.append)
+    await until(lambda: not sends._runs.size, timeout=5, what="the batch")
+    submitted(sends, fails)
+    submitted(sends, got.append)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert [type(one) for one in got] == [UnavailableError]

@@ -512,3 +512,36 @@ class TestMembership:
         assert (feed.open_from, feed.member) == (5, True)
         feed.known(9, RangeSet([(2, 3)]), "member")
         assert (feed.open_from, feed.may_see(OPEN - 1)) == (NEVER, False)
+
+
+class TestBounds:
+    def test_acks_out_of_order_are_remembered_up_to_a_bound_and_all_told(self) -> None:
+        of = session(window=10)
+        feed = live(of, at=100_000)
+        told = 0
+        for start in range(1, 40_000, 2_000):
+            new, ignored = of.ack(feed, [(seq, seq) for seq in range(start, start + 2_000, 2)], 100_000)
+            told += len(new)
+            assert not ignored
+        assert told == 20_000
+        assert len(feed.gaps) <= 1_000
+        assert seqs(take(of, feed, 100_001)) == [100_001]
+        assert of.ack(feed, [(100_001, 100_001)], 100_001) == (((100_001, 100_001),), 0)
+        assert of.in_flight == 0
+
+    def test_what_is_in_flight_is_remembered_over_the_bound(self) -> None:
+        of = session(window=10)
+        feed = live(of, at=0)
+        take(of, feed, *range(1, 11))
+        of.ack(feed, [(seq, seq) for seq in range(2, 11, 2)], 10_000)
+        of.ack(feed, [(seq, seq) for seq in range(20, 5_000, 2)], 10_000)
+        assert unacked(of, feed) == [1, 3, 5, 7, 9]
+        assert of.in_flight == 5
+
+    def test_a_halted_feed_sends_nothing_again(self) -> None:
+        of = session()
+        feed = live(of)
+        take(of, feed, 1)
+        of.halt(feed)
+        assert not of.resends_due(100 * SOON)
+        assert not of.overdue(10_000 * SOON)

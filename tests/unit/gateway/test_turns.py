@@ -9,7 +9,7 @@ from services.gateway.feed import Feed
 from services.gateway.turns import Need, Own, Turns
 from services.gateway.wire import ready
 from shared.ranges import OPEN, RangeSet
-from tests.followers import ALL, Follower, come, follow, made, say, value, visit
+from tests.followers import ALL, Follower, come, faults, follow, made, say, value, visit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,6 +136,7 @@ class TestSingleFlight:
     def test_a_session_that_cannot_be_written_to_keeps_the_page_from_nobody(
         self, house: House, failing: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        faults(monkeypatch)
         crowd = [house.follower(f"u{number}") for number in range(3)]
         for one in crowd:
             house.behind(one)
@@ -150,6 +151,7 @@ class TestSingleFlight:
         assert house.idle
 
     def test_nor_one_that_the_ring_could_help_meanwhile(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+        faults(monkeypatch)
         ann, bob = house.follower("ann"), house.follower("bob")
         for one in (ann, bob):
             house.behind(one, head=1)
@@ -228,6 +230,18 @@ class TestBackpressure:
         ann.congested = False
         ann.wake()
         assert ann.seqs == [1, 2, 3], "the ring has the page by now"
+
+    def test_nor_does_it_ask_for_the_next_conversation(self, house: House) -> None:
+        ann = house.follower()
+        for name in "ab":
+            house.behind(ann, name)
+        need = house.begin()
+        ann.congested = True
+        house.end(need, 3)
+        assert house.idle
+        ann.congested = False
+        ann.wake()
+        assert house.begin().key.room.conversation_id == "b"
 
     def test_one_that_clogs_before_its_turn_has_nothing_read(self, house: House) -> None:
         ann = house.follower()

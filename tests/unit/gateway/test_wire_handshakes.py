@@ -183,14 +183,15 @@ class TestSlow:
             assert raw.ask(["GET / HTTP/1.1", *REQUEST[1:]]).status == 404
             server.wait(lambda: not server.listener.opening)
 
-    def test_no_more_may_be_opening_than_the_limit(self) -> None:
-        with house(Policy(most_opening=2)) as server, server.raw(), server.raw() as second:
-            server.wait(lambda: len(server.listener.opening) == 2)
-            with server.raw() as third:
-                third.cut_off()
-            second.upgrade()
-            with server.client():
-                pass
+    def test_the_oldest_of_too_many_that_are_opening_gives_way(self) -> None:
+        with house(Policy(most_opening=2)) as server, server.raw() as first:
+            server.wait(lambda: len(server.listener.opening) == 1)
+            with server.raw() as second:
+                server.wait(lambda: len(server.listener.opening) == 2)
+                with server.raw() as third:
+                    first.cut_off()
+                    third.upgrade()
+                    second.upgrade()
 
 
 class TestLimits:

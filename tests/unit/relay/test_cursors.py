@@ -78,7 +78,7 @@ async def test_a_failed_write_is_done_again_with_what_came_since(store: Store, c
     held = shard()
     store.failures = 1_000
     cursors.moved(held, 5, [(Delivery(1, 5, "events", 10), 4)])
-    await until(lambda: store.failures < 1_000, timeout=1, what="a first failure")
+    await until(lambda: store.failures < 1_000, timeout=10, what="a first failure")
     assert not await cursors.flush([held], 0)
     cursors.moved(held, 9, [(Delivery(7, 9, "events", 14), 3)])
     store.failures = 0
@@ -124,7 +124,7 @@ async def test_moves_that_park_rows_go_one_by_one_after_the_others(store: Store,
     store.failures = 1_000
     cursors.moved(parking, 4, [(Delivery(1, 4, "events", 10), 4)])
     cursors.moved(straight, 9, [])
-    await until(lambda: store.failures < 1_000, timeout=1, what="a first failure")
+    await until(lambda: store.failures < 1_000, timeout=10, what="a first failure")
     cursors.moved(parking, 5, [], [park])
     cursors.moved(parking, 6, [], [park._replace(id=6, outcome="waiting", error=None)])
     store.failures = 0

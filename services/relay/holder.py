@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from services.relay.breaker import Limits
     from services.relay.cursors import Cursors
     from services.relay.lease import Timing
+    from services.relay.life import Life
     from services.relay.publisher import Publisher
     from services.relay.shards import ShardStore, Taken
 
@@ -31,6 +32,7 @@ class Holder:
     def __init__(
         self,
         store: ShardStore,
+        life: Life,
         held: dict[int, HeldShard],
         publisher: Publisher,
         cursors: Cursors,
@@ -40,6 +42,7 @@ class Holder:
         owner: str,
     ) -> None:
         self._store = store
+        self._life = life
         self._held = held
         self._publisher = publisher
         self._cursors = cursors
@@ -48,7 +51,7 @@ class Holder:
         self._owner = owner
         self._renewed_at = float("-inf")
         self._trusted_until = float("-inf")
-        self._began = False
+        self._in_life: str | None = None
 
     @property
     def trouble(self) -> str | None:
@@ -82,8 +85,9 @@ class Holder:
             _log.warning("shards not given back: they are free when their leases end", error=repr(error))
 
     async def _look(self, group: asyncio.TaskGroup) -> None:
-        if not self._began:
-            await self._take_own()
+        life = await self._life.now()
+        if life != self._in_life:
+            await self._begin(life)
         self._drop_lost()
         if time.monotonic() >= self._renewed_at + self._timing.renew_every_s:
             await self._renew()
@@ -98,10 +102,19 @@ class Holder:
                 shard.leave()
             group.create_task(self._give_up(leaving), name="give-up")
 
-    async def _take_own(self) -> None:
+    async def _begin(self, life: str) -> None:
+        """Take what stands under the own name, with the cursors that the store has."""
+        if self._in_life is not None:
+            _log.warning("the store is another one, or an earlier state of it: all shards are taken anew")
+            for shard in self._held.values():
+                shard.lose()
+            self._drop_lost()
         sent_at = time.monotonic()
-        self._hold(await self._store.take_own(), sent_at)
-        self._began = True
+        taken = await self._store.take_own()
+        # Not before: what was meant for the life before is fenced by the raised epochs from here on.
+        self._life.adopt(life)
+        self._in_life = life
+        self._hold(taken, sent_at)
 
     async def _renew(self) -> None:
         epochs = {shard.number: shard.epoch for shard in self._held.values()}

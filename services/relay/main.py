@@ -11,6 +11,7 @@ from services.relay.backlog import Backlog
 from services.relay.cursors import Cursors
 from services.relay.due import Due
 from services.relay.holder import Holder
+from services.relay.life import Life
 from services.relay.metrics import STOPPED_SHARDS
 from services.relay.parking import ParkingStore
 from services.relay.publisher import Publisher
@@ -50,7 +51,8 @@ class Relay:
         timing, owner = settings.timing, settings.relay_owner
         self._held: dict[int, HeldShard] = {}
         STOPPED_SHARDS.set_function(lambda: sum(shard.stopped is not None for shard in self._held.values()))
-        self._cursors = Cursors(ShardStore(pool, owner, timing.lease_s))
+        life = Life(leases)
+        self._cursors = Cursors(ShardStore(pool, owner, timing.lease_s, life))
         parking = ParkingStore(pool, owner)
         self._publisher = Publisher(
             self._held,
@@ -68,14 +70,15 @@ class Relay:
             self._held,
             batch_size=settings.relay_batch_size,
             longest_wait_s=settings.relay_fixed_delay_ms / 1000,
+            life=life,
         )
         self._backlog = Backlog(pool)
         self._retention = Retention(pool, settings.periods)
         self._due = Due(parking, self._held)
         self._redrive = Redrive(parking, settings.redrive, settings.relay_redrive_cap) if settings.redrive else None
-        leases_store = ShardStore(leases, owner, timing.lease_s)
         self._holder = Holder(
-            leases_store,
+            ShardStore(leases, owner, timing.lease_s, life),
+            life,
             self._held,
             self._publisher,
             self._cursors,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from services.relay.life import Life
 from shared.postgres import to_array
 from shared.statements import statements
 
@@ -66,12 +67,16 @@ class Move(NamedTuple):
 
 
 class ShardStore:
-    """The lease rows as the owner ``owner`` sees them. Each method is one statement; all raise what asyncpg raises."""
+    """The lease rows as the owner ``owner`` sees them. Each method is one statement; all raise what asyncpg raises.
 
-    def __init__(self, pool: Pool, owner: str, lease_s: float) -> None:
+    ``life``: what was taken is of; by default that of the store as it is when it is first asked for.
+    """
+
+    def __init__(self, pool: Pool, owner: str, lease_s: float, life: Life | None = None) -> None:
         self._pool = pool
         self._owner = owner
         self._lease_s = lease_s
+        self._life = life or Life(pool)
 
     async def announce(self) -> None:
         """Say that this owner lives, for the length of a lease."""
@@ -95,7 +100,8 @@ class ShardStore:
 
     async def renew(self, epochs: Mapping[int, int]) -> set[int]:
         """Renew the leases of these shards (shard → epoch). What is missing in the result belongs to another by now."""
-        rows = await self._pool.fetch(_RENEW, self._owner, self._lease_s, list(epochs), list(epochs.values()))
+        life = await self._life.known()
+        rows = await self._pool.fetch(_RENEW, self._owner, self._lease_s, list(epochs), list(epochs.values()), life)
         return {row[0] for row in rows}
 
     async def give_back(self, epochs: Mapping[int, int]) -> None:
@@ -109,6 +115,7 @@ class ShardStore:
         """
         placed = [(move.shard, *delivery) for move in moves for delivery in move.deliveries]
         shard, from_id, to_id, topic, base = zip(*placed, strict=True) if placed else ((), (), (), (), ())
+        life = await self._life.known()
         rows = await self._pool.fetch(
             _ADVANCE,
             self._owner,
@@ -120,6 +127,7 @@ class ShardStore:
             to_array(to_id),
             topic,
             to_array(base),
+            life,
         )
         moved = {row[0] for row in rows}
         return {(move.shard, move.epoch) for move in moves if move.shard not in moved}
@@ -128,6 +136,7 @@ class ShardStore:
         """Move one cursor past rows of which some are parked. False: fenced, and nothing moved. Safe to repeat."""
         deliveries = zip(*move.deliveries, strict=True) if move.deliveries else ((), (), (), ())
         parks = zip(*move.parks, strict=True) if move.parks else ((),) * len(Park._fields)
+        life = await self._life.known()
         return bool(
-            await self._pool.fetchval(_PARK, self._owner, move.epoch, move.shard, move.to_id, *deliveries, *parks)
+            await self._pool.fetchval(_PARK, self._owner, move.epoch, move.shard, move.to_id, *deliveries, *parks, life)
         )

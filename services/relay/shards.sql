@@ -44,7 +44,7 @@ WITH mine AS (
     SELECT s.shard
     FROM outbox_shard AS s
     JOIN unnest($3::smallint[], $4::bigint[]) AS m (shard, epoch) ON m.shard = s.shard
-    WHERE s.owner = $1 AND s.epoch = m.epoch
+    WHERE s.owner = $1 AND s.epoch = m.epoch AND (SELECT store_incarnation()) = $5
     ORDER BY s.shard
     FOR NO KEY UPDATE OF s
 )
@@ -70,12 +70,13 @@ WHERE s.shard = mine.shard
 RETURNING s.shard
 
 -- name: advance
--- Told again after a lost answer, it moves nothing and keeps no second delivery row.
+-- Told again after a lost answer, it moves nothing and keeps no second delivery row. In another life ($10) of the store
+-- nothing moves: the ids may be other rows there.
 WITH mine AS (
     SELECT s.shard, m.epoch, m.to_id
     FROM outbox_shard AS s
     JOIN unnest($2::text::smallint[], $3::text::bigint[], $4::text::bigint[]) AS m (shard, epoch, to_id) ON m.shard = s.shard
-    WHERE s.owner = $1 AND s.epoch = m.epoch AND s.cursor_id <= m.to_id
+    WHERE s.owner = $1 AND s.epoch = m.epoch AND s.cursor_id <= m.to_id AND (SELECT store_incarnation()) = $10
     ORDER BY s.shard
     FOR NO KEY UPDATE OF s
 ), moved AS (
@@ -94,6 +95,6 @@ WITH mine AS (
 SELECT shard FROM moved
 
 -- name: park
-SELECT park_rows(
+SELECT CASE WHEN store_incarnation() = $16 THEN park_rows(
     $1, $2, $3, $4, $5::bigint[], $6::bigint[], $7::text[], $8::bigint[],
-    $9::bigint[], $10::uuid[], $11::text[], $12::uuid[], $13::text[], $14::text[], $15::bigint[])
+    $9::bigint[], $10::uuid[], $11::text[], $12::uuid[], $13::text[], $14::text[], $15::bigint[]) END

@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from services.relay.drawn import Drawn
+from services.relay.life import Life
 from shared.clock import Backoff
 from shared.logging import logger
 from shared.metrics import LOOP_ERRORS
@@ -73,8 +74,18 @@ class Pace:
 class Tail:
     """Fills the shards of ``held``, which others change while it runs. Keeps a connection of ``pool`` for itself."""
 
-    def __init__(self, pool: Pool, held: dict[int, HeldShard], *, batch_size: int, longest_wait_s: float) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        held: dict[int, HeldShard],
+        *,
+        batch_size: int,
+        longest_wait_s: float,
+        life: Life | None = None,
+    ) -> None:
         self._pool = pool
+        self._life = life or Life(pool)
+        self._in_life = ""
         self._held = held
         self._batch_size = batch_size
         self._pace = Pace(longest_wait_s)
@@ -107,6 +118,10 @@ class Tail:
         wanted = self._wanted()
         if not wanted:
             return int(bool(self._held)), False
+        life = await self._life.known(connection)
+        if life != self._in_life:
+            # What was read in another one says nothing of this one.
+            self._in_life, self._drawn, self._ends = life, Drawn(), {}
         drawn: int = await connection.fetchval(_DRAWN)
         news = self._drawn.up_to(drawn, now := time.monotonic())
         if self._drawn.all_read(now) and now < self._sure_at and wanted.items() <= self._ends.items():
@@ -123,6 +138,7 @@ class Tail:
             most_bytes,
             min(wanted.values()),
             drawn,
+            life,
         )
         self._hand_out(rows, wanted, limits, now)
         self._sure_at = now + _SURE_S

@@ -6,7 +6,8 @@ SELECT last_value FROM outbox_id_seq
 -- Rows of each shard ($1) past its position ($2), at most so many of each ($3); a payload above $4 bytes is left out. The
 -- lowest position ($5) and the last id drawn ($6) prune partitions once for all shards: asked anew for each of them, it
 -- would cost as much as the reading. A row above $6 was drawn later, and so were all behind it in its shard. The arrays
--- come as texts: written element by element, they would cost the client more than all the rest of an empty read.
+-- come as texts: written element by element, they would cost the client more than all the rest of an empty read. In
+-- another life ($7) of the store the positions mean nothing, and nothing is read.
 SELECT r.shard, r.id, r.conversation_id, r.seq, r.event_id, r.topic, r.type, r.source,
        CASE WHEN cardinality(r.headers) > 0 THEN r.headers END AS headers,
        CASE WHEN octet_length(r.payload) <= $4 THEN r.payload END AS payload,
@@ -19,6 +20,7 @@ CROSS JOIN LATERAL (
     ORDER BY o.id
     LIMIT p.most
 ) AS r
+WHERE (SELECT store_incarnation()) = $7
 
 -- name: read_large
 -- The same with every payload, and no more rows of a shard once $4 bytes are there. Twice as dear: each row is kept
@@ -37,4 +39,4 @@ CROSS JOIN LATERAL (
         LIMIT p.most
     ) AS n
 ) AS r
-WHERE coalesce(r.before, 0) < $4
+WHERE coalesce(r.before, 0) < $4 AND (SELECT store_incarnation()) = $7

@@ -201,7 +201,7 @@ async def place(
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def session(place: tuple[House, Gateway, str, dict[str, str]]) -> AsyncIterator[Client]:
     """One session for all: whatever is said to it, it goes on."""
-    made = await place[1].client(place[2])
+    made = await place[1].client(place[2], "of-all")
     yield made
     await made.close()
 

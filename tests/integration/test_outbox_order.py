@@ -112,6 +112,7 @@ async def test_a_read_follows_the_index_past_a_position_in_the_middle_of_a_backl
             1_000_000,
             20_000,
             50_000,
+            await relay.fetchval("SELECT store_incarnation()"),
         )
     finally:
         await relay.close()
@@ -128,6 +129,7 @@ async def test_nothing_is_read_while_no_id_is_drawn(database: Database) -> None:
     async with open_pool(database.url("relay"), size=1, name="test") as pool, pool.acquire() as connection:
         held = {number: HeldShard(Taken(number, 1, 0), 0.0) for number in range(SHARDS)}
         tail = Tail(pool, held, batch_size=60, longest_wait_s=0.001)
+        await tail._life.known(connection)
         statements: list[str] = []
         connection.add_query_logger(lambda query: statements.append(query.query))
 

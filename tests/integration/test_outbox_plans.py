@@ -193,22 +193,23 @@ HELD = [CURSOR - CURSOR % SHARDS + number for number in ALL]
 """The cursors."""
 
 
-async def test_reading_behind_a_backlog(relay: Role) -> None:
-    last = SIZE + ROWS
+async def test_reading_behind_a_backlog(relay: Role, owner: asyncpg.Connection) -> None:
+    last, life = SIZE + ROWS, await owner.fetchval("SELECT store_incarnation()")
     shards, held, end, most = (to_array(numbers) for numbers in (ALL, HELD, [last] * SHARDS, [128] * SHARDS))
     for name in ("read", "read_large"):
-        assert await relay.touched(TAIL[name], shards, held, most, 1_000_000, min(HELD), last) < 64 * 160
-        assert await relay.touched(TAIL[name], shards, end, most, 1_000_000, last, last) < 64 * 8
+        assert await relay.touched(TAIL[name], shards, held, most, 1_000_000, min(HELD), last, life) < 64 * 160
+        assert await relay.touched(TAIL[name], shards, end, most, 1_000_000, last, last, life) < 64 * 8
     assert await relay.touched(BACKLOG["oldest_unsent"]) < 64 * 10
     assert await relay.touched(BACKLOG["backlog"], 1_000) < 64 * 1_100
 
 
-async def test_moving_cursors(relay: Role) -> None:
+async def test_moving_cursors(relay: Role, owner: asyncpg.Connection) -> None:
+    life = await owner.fetchval("SELECT store_incarnation()")
     shards, epochs, to_ids = to_array(ALL), to_array([1] * SHARDS), [cursor + 640 for cursor in HELD]
     moves = ("ann", shards, epochs, to_array(to_ids))
     placed = (shards, to_array(to_id - 5 for to_id in to_ids), to_array(to_ids), ["events.v1"] * SHARDS)
-    assert await relay.touched(STORE["advance"], *moves, *placed, to_array([9] * SHARDS)) < 64 * 20
-    assert await relay.touched(STORE["renew"], "ann", 60, ALL, [1] * SHARDS) < 64 * 20
+    assert await relay.touched(STORE["advance"], *moves, *placed, to_array([9] * SHARDS), life) < 64 * 20
+    assert await relay.touched(STORE["renew"], "ann", 60, ALL, [1] * SHARDS, life) < 64 * 20
     assert await relay.touched(STORE["take"], "ben", 60, 64) < 64 * 20
     assert await relay.touched(STORE["take_own"], "ann", 60) < 64 * 20
     assert await relay.touched(STORE["give_back"], "ann", ALL, [1] * SHARDS) < 64 * 20
@@ -224,7 +225,8 @@ async def test_parking(relay: Role, owner: asyncpg.Connection) -> None:
     outcomes = ["failed", "dead"] * (BATCH // 2)
     parks = (ids, conversations, topics, events, outcomes, ["no"] * BATCH, [1000] * BATCH)
     delivery = ([ids[0]], [ids[-1]], ["events.v1"], [7])
-    assert await relay.touched(STORE["park"], "ann", 1, 3, ids[-1], *delivery, *parks) < BATCH * 60
+    life = await owner.fetchval("SELECT store_incarnation()")
+    assert await relay.touched(STORE["park"], "ann", 1, 3, ids[-1], *delivery, *parks, life) < BATCH * 60
 
 
 async def test_retrying(relay: Role, owner: asyncpg.Connection) -> None:

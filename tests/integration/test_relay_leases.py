@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
+from services.relay.held import HeldShard
 from services.relay.lease import SHARDS
+from services.relay.life import Life
 from services.relay.shards import Delivery, Move, ShardStore
+from services.relay.tail import Tail
 from shared.kafka import Topics
 from shared.postgres import Pool, open_pool
 from tests.databases import Database
@@ -21,6 +24,7 @@ from tests.relays import (
     conversation,
     drained,
     holders,
+    ids_of,
     order_per_conversation,
     shard_of,
 )
@@ -93,6 +97,62 @@ async def test_an_earlier_life_under_the_same_name_is_fenced(pool: Pool, owner_d
     assert await owner_db.fetchval("SELECT cursor_id FROM outbox_shard WHERE shard = $1", now.shard) == 0
     assert await owner_db.fetchval("SELECT count(*) FROM outbox_delivery") == 0
     assert await store.advance([late._replace(epoch=now.epoch)]) == set()
+
+
+@pytest.mark.promise("I4")
+async def test_in_another_life_of_the_store_nothing_is_renewed_moved_or_read(
+    pool: Pool, owner_db: asyncpg.Connection
+) -> None:
+    """Its ids may be other rows."""
+    life = Life(pool)
+    store = ShardStore(pool, "ann", 60, life)
+    [one] = [taken for taken in await store.take(SHARDS) if taken.shard == shard_of(1)]
+    held = HeldShard(one, 0.0)
+    tail = Tail(pool, {held.number: held}, batch_size=10, longest_wait_s=0.001, life=life)
+    await life.known()
+    await owner_db.execute("UPDATE store SET incarnation = gen_random_uuid()")
+    row_id = await add(owner_db, 1)
+    move = Move(one.shard, one.epoch, row_id, [Delivery(row_id, row_id, "events.v1", 100)])
+    assert await store.renew({one.shard: one.epoch}) == set()
+    assert await store.advance([move]) == {(one.shard, one.epoch)}
+    assert not await store.park(move)
+    async with pool.acquire() as connection:
+        for _ in range(2):
+            await tail.read_once(connection)
+        assert not held.rows
+        life.adopt(await life.now())
+        await tail.read_once(connection)
+    assert [row["id"] for row in held.rows] == [row_id]
+    assert await store.renew({one.shard: one.epoch}) == {one.shard}
+    assert await store.advance([move]) == set()
+
+
+@pytest.mark.promise("I4", "I10")
+async def test_a_store_that_was_set_back_draws_ids_again_and_all_of_them_are_published(
+    fleet: Relays, owner_db: asyncpg.Connection, stores: Stores, relay_topics: Topics
+) -> None:
+    """As after a failover to a standby that lacked the last commits, under a relay that lives on."""
+    relay = fleet.start("ann")
+    await relay.ready()
+    writer = Writer(owner_db, range(40))
+    await writer.write(400)
+    await drained(owner_db, timeout=60)
+    kept = await owner_db.fetchval("SELECT max(id) - 200 FROM outbox")
+    async with owner_db.transaction():
+        await owner_db.execute("DELETE FROM outbox WHERE id > $1", kept)
+        await owner_db.execute("DELETE FROM outbox_delivery WHERE to_id > $1", kept)
+        await owner_db.execute("UPDATE outbox_shard SET cursor_id = least(cursor_id, $1)", kept)
+        await owner_db.execute("SELECT setval('outbox_id_seq', $1)", kept)
+        await owner_db.execute("UPDATE store SET incarnation = gen_random_uuid()")
+    last = await owner_db.fetch("SELECT conversation_id::text, max(seq) FROM outbox GROUP BY 1")
+    again = Writer(owner_db, range(40))
+    again.last_seq.update(map(tuple, last))
+    await again.write(400)
+    await drained(owner_db, timeout=60)
+    there = ids_of(await all_records(stores.kafka, [relay_topics.events]))
+    rows = await owner_db.fetch("SELECT event_id::text FROM outbox")
+    assert {row["event_id"] for row in rows} <= set(there)
+    assert relay.logged("the store is another one, or an earlier state of it: all shards are taken anew")
 
 
 async def test_an_advance_told_twice_is_one(pool: Pool, owner_db: asyncpg.Connection) -> None:

@@ -5,14 +5,13 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deploy.local import postgres
 from deploy.local.ports import free_port
-from deploy.local.process import Child, Command, run_step
+from deploy.local.process import Child, Command
 from deploy.migrate import migrate, url_of_role
 from services.gateway.listing import changed_since, store_incarnation
 from services.gateway.since import known_since
@@ -20,6 +19,7 @@ from shared.errors import UnavailableError
 from shared.postgres import open_pool
 from tests.databases import ROLE_PASSWORD
 from tests.stack import FOLDER_PREFIX
+from tests.standby import copied, standby
 from tests.waiting import until
 
 
@@ -31,14 +31,6 @@ def running(command: Command) -> Iterator[None]:
         yield
     finally:
         server.stop()
-
-
-def copied(primary: Command, url: str, home: Path) -> None:
-    """Make a folder for a standby of that server."""
-    place = next(number for number, part in enumerate(primary.argv) if Path(part).name == "postgres")
-    program = str(Path(primary.argv[place]).with_name("pg_basebackup"))
-    options = ["-d", url.partition("?")[0], "-D", str(home / "data"), "-R", "-X", "stream", "-c", "fast"]
-    run_step(primary, [*primary.argv[:place], program, *options])
 
 
 @pytest.fixture
@@ -57,8 +49,7 @@ async def test_a_promoted_standby_is_another_store(folder: Path) -> None:
         await asyncio.to_thread(migrate, postgres.url(ports[0]), role_password=ROLE_PASSWORD)
         copied(first, postgres.url(ports[0]), folder / "first" / "copy")
         home = (folder / "first" / "copy").rename(folder / "second")
-        second = postgres.prepare(home, folder / "second.log", ports[1])
-        with running(replace(second, ready=b"ready to accept read-only connections")):
+        with standby(home, folder / "second.log", ports[1]):
             async with open_pool(urls[0], size=1, name="t") as one, open_pool(urls[1], size=1, name="t") as two:
                 told = (await changed_since(one, [("ann", None)])).since
                 for read in (store_incarnation(two), changed_since(two, [("ann", None)])):

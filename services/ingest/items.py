@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shared.contracts.decode import decode, elements, members
+from shared.contracts.decode import LOOK_BYTES, at_fault, decode, elements, is_json, members
 from shared.contracts.sends import SendItem
 from shared.errors import BadRequestError
 
@@ -26,7 +26,6 @@ class _Request(msgspec.Struct, frozen=True):
 
 _REQUEST = msgspec.json.Decoder(_Request)
 _ITEM = msgspec.json.Decoder(SendItem)
-_ANY = msgspec.json.Decoder(msgspec.Raw)
 
 
 def items(text: bytes) -> list[bytes]:
@@ -41,7 +40,7 @@ def items(text: bytes) -> list[bytes]:
         cut = _cut(text)
         if cut is None:
             raise
-        if not any(_at_fault(item) for item in cut):
+        if all(is_json(item) for item in cut):
             raise BadRequestError("not valid JSON", field="events") from error
         found = cut
     if len(found) > MAX_ITEMS:
@@ -55,21 +54,12 @@ def item(text: bytes) -> SendItem:
         return decode(_ITEM, text, fallback="")
     except BadRequestError as error:
         if not error.field:
-            broken = (name for name, value in members(text).items() if _at_fault(value))
-            error.field = next(broken, None)
+            error.field = at_fault(members(text), cut=len(text) > LOOK_BYTES)
         raise
 
 
 def _cut(text: bytes) -> list[bytes] | None:
     if len(text) > _MAX_CUT_BYTES or not text.strip().endswith(b"}"):
         return None
-    events = members(text).get("events")
+    events = members(text, most=_MAX_CUT_BYTES).get("events")
     return None if events is None else elements(events)
-
-
-def _at_fault(text: bytes) -> bool:
-    try:
-        _ANY.decode(text)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return True
-    return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TypeVar
 
@@ -40,41 +39,75 @@ def decode(decoder: msgspec.json.Decoder[Some], text: bytes | str, *, fallback: 
         raise BadRequestError("nested too deeply", field=fallback) from None
 
 
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s"{}\[\]:,]+', re.DOTALL)
+# No part of it can fail once it has begun, so that nothing is tried twice and a walk is linear in the text: a string
+# that does not end goes on to the end of the text.
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]:,]|[^\s"{}\[\]:,]+', re.DOTALL)
+_NAME = msgspec.json.Decoder(str)
+_ANY = msgspec.json.Decoder(msgspec.Raw)
+
+_DEEPER = {b"{": 1, b"[": 1, b"}": -1, b"]": -1}
+
+LOOK_BYTES = 8 * 1024
+"""So far a text that is not valid JSON is looked at: whoever sends such texts must not cost more than a good one."""
 
 
-def members(text: bytes) -> dict[str, bytes]:
+def members(text: bytes, *, most: int = LOOK_BYTES) -> dict[str, bytes]:
     """The values of a JSON object's own names, cut out without looking into them.
 
     For a text that does not decode (NaN, 10,000 levels, half a surrogate): so that its `rid` can still be answered and
-    the member at fault be named. Returns what it understood; `{}` for anything that is no object.
+    the member at fault be named. Returns what it understood; `{}` for anything that is no object. Of a text of over
+    ``most`` bytes only these are looked at, and the last value may be cut off (see `at_fault`).
     """
     found: dict[str, bytes] = {}
     depth, name, start, expects_name = 0, None, 0, False
-    for token in _TOKEN.finditer(text):
-        word = token.group()
-        if depth == 0 and word != b"{":
+    for token in _TOKEN.finditer(text, 0, most):
+        word = token[0]
+        if depth > 1:
+            depth += _DEEPER.get(word, 0)
+        elif depth == 0 and word != b"{":
             return {}
-        if depth == 1 and word in (b",", b"}"):
+        elif word in (b"{", b"["):
+            depth += 1
+            expects_name = expects_name or depth == 1
+        elif word in (b",", b"}"):
             if name is not None:
                 found[name] = text[start : token.start()].strip()
             name, expects_name = None, True
             if word == b"}":
                 return found
-        elif depth == 1 and word == b":":
+        elif word == b":":
             start = token.end()
-        elif depth == 1 and expects_name and word.startswith(b'"'):
+        elif expects_name and word.startswith(b'"'):
             try:
-                name = json.loads(word)
-            except ValueError:
+                name = _NAME.decode(word)
+            except (msgspec.MsgspecError, UnicodeError):
                 return found
             expects_name, start = False, token.end()
-        elif word in (b"{", b"["):
-            depth += 1
-            expects_name = expects_name or depth == 1
-        elif word in (b"}", b"]"):
+        elif word == b"]":
             depth -= 1
+    if name is not None and len(text) > most:
+        found[name] = text[start:most].strip()
     return found
+
+
+def at_fault(found: dict[str, bytes], *, cut: bool = False) -> str | None:
+    """Which of the `members` is no JSON; ``cut``: the last one may lack its end, which is no fault of its own."""
+    for at, (name, text) in enumerate(found.items(), start=1):
+        if not is_json(text, cut=cut and at == len(found)):
+            return name
+    return None
+
+
+def is_json(text: bytes, *, cut: bool = False) -> bool:
+    """Whether it is one value; ``cut``: or the beginning of one."""
+    try:
+        # The beginning of a number need not be a number.
+        _ANY.decode(text.rstrip(b"+-.0123456789eE") if cut else text)
+    except msgspec.MsgspecError as error:
+        return cut and "truncated" in str(error)
+    except (UnicodeError, RecursionError):
+        return False
+    return True
 
 
 def elements(text: bytes) -> list[bytes] | None:

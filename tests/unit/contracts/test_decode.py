@@ -1,4 +1,6 @@
 import json
+import time
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -7,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from shared.contracts.decode import decode, elements, members
+from shared.contracts.decode import at_fault, decode, elements, is_json, members
 from shared.errors import BadRequestError
 
 
@@ -57,6 +59,10 @@ def test_the_field_is_named_by_its_dotted_path(text: str, field: str) -> None:
         (b"", {}),
         (b"x", {}),
         (b'{"rid":"r","a":', {"rid": b'"r"'}),
+        (b'{"rid":"r","a":"\\",}', {"rid": b'"r"'}),
+        (b'{"rid":"r","a', {"rid": b'"r"'}),
+        (b'{"rid":"r","a":"\\', {"rid": b'"r"'}),
+        (b'{"rid":"r","\\ud800":1,"b":2}', {"rid": b'"r"'}),
     ],
 )
 def test_members(text: bytes, found: dict[str, bytes]) -> None:
@@ -102,3 +108,62 @@ def test_any_bytes_are_cut_without_an_error(raw: bytes) -> None:
     elements(raw)
     members(b'{"a":%b}' % raw)
     elements(b"[%b]" % raw)
+
+
+def test_no_more_is_looked_at_than_allowed() -> None:
+    text = b'{"a":1,"b":[2,3],"c":4}'
+    assert members(text, most=14) == {"a": b"1", "b": b"[2,"}
+    assert members(text, most=8) == {"a": b"1"}
+    assert members(text, most=len(text)) == {"a": b"1", "b": b"[2,3]", "c": b"4"}
+
+
+def test_the_member_at_fault() -> None:
+    assert at_fault({"a": b"1", "b": b"NaN", "c": b"x"}) == "b"
+    assert at_fault({"a": b"1", "b": b"[1,"}) == "b"
+    assert at_fault({"a": b"1", "b": b"[1,"}, cut=True) is None
+    assert at_fault({"a": b"[1,", "b": b"[1,"}, cut=True) == "a"
+    assert at_fault({"a": b"1", "b": b"[NaN,1"}, cut=True) == "b"
+
+
+def test_every_beginning_of_a_value_passes_as_cut() -> None:
+    text = '{"a":[1,-2.5e+10,true,false,null,"é\\\\u00e9\\\\ud83d\\\\ude00"],"b":{"c":"d\\\\n"}}'.encode()
+    assert all(is_json(text[:end], cut=True) for end in range(len(text)))
+    assert not any(is_json(text[:end]) for end in range(len(text)))
+
+
+HOSTILE = {
+    "a string without an end, all escaped quotes": (b'{"a":"', b'\\"'),
+    "escaped quotes outside of a string": (b'{"a":', b'\\"'),
+    "backslashes": (b'{"a":"', b"\\"),
+    "quotes": (b'{"a":', b'"'),
+    "brackets and commas": (b'{"a":', b"[,"),
+    "brackets": (b'{"a":', b"["),
+    "objects": (b"", b'{"a":'),
+    "a long word": (b'{"a":', b"x"),
+    "spaces": (b'{"a":', b" "),
+    "spaces and words": (b'{"a":', b" x"),
+    "commas": (b"{", b","),
+    "colons": (b'{"a"', b":"),
+    "names": (b"{", b'"",'),
+    "members": (b"{", b'"":1,'),
+    "names with escapes": (b"{", b'"\\\\":1,'),
+}
+
+
+# Process time, the least of several: what else runs here does not count, and 24 times is three times what is linear. A
+# quadratic walk takes 64 times as long.
+@pytest.mark.parametrize("walk", [lambda text: members(text, most=len(text)), lambda text: elements(b"[" + text)])
+@pytest.mark.parametrize(("head", "more"), HOSTILE.values(), ids=HOSTILE)
+def test_the_cost_is_linear_whatever_the_text(walk: Callable[[bytes], object], head: bytes, more: bytes) -> None:
+    def cost(size: int) -> float:
+        text = head + more * (size // len(more))
+        return min(_seconds(walk, text) for _ in range(3))
+
+    # The clock's own steps and the call weigh nothing beside 20 µs.
+    assert cost(32 * 1024) < 24 * max(cost(4 * 1024), 20e-6)
+
+
+def _seconds(walk: Callable[[bytes], object], text: bytes) -> float:
+    begun = time.process_time()
+    walk(text)
+    return time.process_time() - begun

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.contracts import frames
+from shared.contracts.decode import LOOK_BYTES
 from shared.errors import BadRequestError
 
 GROUP = "0b9a1f4e-55a8-4c1e-9d5a-6f2f3f0f8b11"
@@ -119,6 +120,7 @@ BAD: dict[str, tuple[str, str]] = {
 def test_bad_frames(text: str, field: str) -> None:
     with pytest.raises(BadRequestError) as refused:
         frames.parse(text)
+    frames.explain(text, refused.value)
     assert refused.value.field == field
 
 
@@ -171,12 +173,41 @@ def test_bad_values(text: str, field: str | None) -> None:
     ],
 )
 def test_rid_of_a_bad_frame(text: str, rid: str | None) -> None:
-    assert frames.rid_of(text) == rid
+    assert frames.explain(text, BadRequestError("bad")) == rid
+
+
+FAR = "x" * LOOK_BYTES
+
+
+# A text that is JSON is read as a whole; of any other, no more than the beginning is looked at.
+@pytest.mark.parametrize(
+    ("text", "rid", "field"),
+    [
+        (frame("send", body=FAR, rid="r"), "r", "t"),
+        (f'{{"t":"ping","x":"{FAR}","rid":"r"', None, "t"),
+        (f'{{"t":"ping","rid":"r","x":"{FAR}","y":NaN}}', "r", "t"),
+        (f'{{"t":"ping","rid":"r","x":{{"a":NaN,"b":"{FAR}"}}}}', "r", "x"),
+        (f'{{"t":"ping","rid":"r","x":{"[" * 20_000}', "r", "x"),
+        (f'{{"t":"ping","rid":"r","x":{"1" * LOOK_BYTES}', "r", "t"),
+        ('{"t":"ping","rid":"' + '\\"' * LOOK_BYTES, None, "t"),
+        ('{"t":"ping","rid":"r","\\ud800":NaN}', "r", "t"),
+    ],
+)
+def test_how_far_a_bad_frame_is_looked_at(text: str, rid: str | None, field: str) -> None:
+    error = BadRequestError("bad", field="t")
+    assert (frames.explain(text, error), error.field) == (rid, field)
+
+
+def test_a_second_look_does_not_depend_on_the_size_of_the_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(frames, "members", lambda text: looked.append(len(text)) or {})
+    frames.explain('{"t":"' + '\\"' * 500_000, BadRequestError("bad"))
+    assert looked == [LOOK_BYTES + 1]
 
 
 @given(st.text(max_size=60))
 def test_any_text_is_a_frame_or_bad_request(text: str) -> None:
     for whole in (text, f'{{"t":"ping","rid":{text}}}', f'{{"t":"ack","ranges":{text}}}'):
-        frames.rid_of(whole)
+        frames.explain(whole, BadRequestError("bad"))
         with suppress(BadRequestError):
             frames.parse(whole)

@@ -588,6 +588,24 @@ class TestFrames:
         assert wire.closed == (4429, "far over the rate")
         assert len(wire.of("error")) == 3
 
+    async def test_a_frame_over_the_rate_is_not_looked_at_twice(
+        self, house: House, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looked: list[str] = []
+
+        def explain(text: str, _: object) -> str:
+            looked.append(text)
+            return "r"
+
+        monkeypatch.setattr(requests.frames, "explain", explain)
+        limits = Limits({"frames": Rate(1.0, 2)}, {}, patience=Patience(30, 10.0, 0.0))
+        wire.handler.rates = limits.session("ann")
+        for _ in range(5):
+            wire.handler.message('{"rid":"r",')
+        told = [(error["code"], error.get("rid")) for error in wire.of("error")]
+        assert told == [("bad_request", "r")] * 2 + [("rate_limited", None)] * 3
+        assert len(looked) == 2
+
 
 class TestSends:
     def _send(self, rid: str, name: str = C) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.gateway import hello as greeting
+from shared.contracts import decode as decoding
 from shared.errors import UnavailableError
 from shared.ranges import RangeSet
 from tests.followers import visit
@@ -132,9 +133,7 @@ class TestTogether:
         await listed(house, bob)
         assert (ann.closed, bob.closed) == ((4500, "a fault of the server"), None)
 
-    async def test_those_that_take_nothing_hold_nobody_up(
-        self, house: House, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_those_that_take_nothing_hold_nobody_up(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(greeting, "_CHUNK", 1)
         for name in "abc":
             house.store.make(name, "ann", "bob", "cyd", "dan", head=2)
@@ -178,6 +177,16 @@ class TestRefused:
         assert wire.closed is not None
         assert (wire.closed[0], wire.frames) == (code, [])
         assert (house.sessions, house.fanout.users) == (set(), {})
+
+    async def test_one_that_is_no_json_is_not_looked_at_twice(
+        self, house: House, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(decoding, "members", None)
+        monkeypatch.setattr(greeting.frames, "members", None)
+        wire = house.wire()
+        wire.handler.message('{"t":"hello","device_id":"' + '\\"' * 10_000)
+        await house.until(lambda: wire.closed, "the end")
+        assert wire.closed == (4400, "t: not valid JSON")
 
     async def test_two_headers(self, house: House) -> None:
         wire = house.wire()

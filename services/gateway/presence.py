@@ -33,7 +33,7 @@ _LOOP = LOOP_ERRORS.labels("presence")
 _USERS = 200
 """Most users in one call of Redis."""
 
-_GATHER_S = 0.1
+_GATHER_S = 0.02
 _MOST_GONE = 10_000
 """Users whose ended sessions are remembered while Redis is away; those of others end there by their time."""
 

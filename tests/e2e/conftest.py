@@ -7,7 +7,7 @@ import pytest
 from tests.frames import sdk_watched
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _faults() -> Iterator[list[str]]:
     with sdk_watched() as faults:
         yield faults

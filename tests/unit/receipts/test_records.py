@@ -35,7 +35,7 @@ def record(**changed: object) -> Record:
 def test_the_three_kinds() -> None:
     delivered = parse(record(ranges=[[1, 3], [2, OPEN]]))
     assert isinstance(delivered, Delivered)
-    assert delivered.ranges == [[1, 3], [2, OPEN]]
+    assert delivered.ranges == [(1, 3), (2, OPEN)]
     read = parse(record(kind="read", seq=4, version=0))
     assert isinstance(read, Read)
     assert (read.seq, read.version) == (4, 0)

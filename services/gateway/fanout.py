@@ -42,6 +42,13 @@ _LOOP = LOOP_ERRORS.labels("fan-out")
 _DIRECT = 8
 """More sessions than this in a conversation of unknown kind, and it is taken for a group."""
 
+_REST_S = 50e-6
+"""How long a large room rests for each session that a round wrote to, some four times what such a write costs: events
+that come meanwhile leave in one write, and others have most of the loop."""
+
+_LARGE = 100
+"""Sessions in a round, below which no room rests."""
+
 _PORTION = 128
 """Feeds of one room that are visited before other rooms get their turn."""
 
@@ -89,11 +96,11 @@ _RECEIPT = msgspec.json.Decoder(_Receipt)
 class Fanout:
     """All local sessions, by user and by conversation.
 
-    ``queued`` is called when `turn` has something to do. ``ring``, ``ring_bytes``: most events, and about how many
-    bytes, that a room's ring holds; ``rings_bytes``: that all rings hold. ``linger_s``: how long a room is kept after
-    its last session, ready for those who come back, but never more than ``most_idle``.
-    ``clock`` gives seconds, as `time.monotonic` does. ``gap`` is told of a hole in what Kafka brought: conversation,
-    first and last missing seq; ``other_store``, that a seq belongs to another event than before;
+    ``queued`` is called when `turn` has something to do; ``later`` calls back after so many seconds. ``ring``,
+    ``ring_bytes``: most events, and about how many bytes, that a room's ring holds; ``rings_bytes``: that all rings
+    hold. ``linger_s``: how long a room is kept after its last session, ready for those who come back, but never more
+    than ``most_idle``. ``clock`` gives seconds, as `time.monotonic` does. ``gap`` is told of a hole in what Kafka
+    brought: conversation, first and last missing seq; ``other_store``, that a seq belongs to another event than before;
     ``membership``, of whom an event brings into a conversation or takes out of it.
     """
 
@@ -123,7 +130,8 @@ class Fanout:
         self._filled: OrderedDict[Room, None] = OrderedDict()
         self._idle: OrderedDict[Room, float] = OrderedDict()
         self._queue: deque[Room] = deque()
-        self._rounds: dict[Room, tuple[list[Feed], int]] = {}
+        self._rounds: dict[Room, tuple[list[Feed], int, int]] = {}
+        self.later: Callable[[float, Callable[[], None]], object] = lambda _, then: then()
 
     # Who follows what.
 
@@ -362,7 +370,7 @@ class Fanout:
         return bool(self._queue)
 
     def _portion(self, room: Room, now: float) -> int:
-        feeds, at = self._rounds.pop(room, (room.listed(), 0))
+        feeds, at, wrote = self._rounds.pop(room, (room.listed(), 0, 0))
         if at == 0:
             self._observe(room)
         pushed = 0
@@ -375,17 +383,30 @@ class Fanout:
                     feed.wake()
                 elif not (feed.behind or feed.loading or feed.halted):
                     try:
-                        pushed += self.hand_out(feed, now)
+                        events = self.hand_out(feed, now)
+                        pushed += events
+                        wrote += events > 0
                     except Exception:  # noqa: BLE001 - one recipient's fault stops nobody else
                         self.give_up(feed)
         if at < len(feeds):
-            self._rounds[room] = feeds, at
+            self._rounds[room] = feeds, at, wrote
             self._queue.append(room)
-        elif room.told < room.top:
+        elif wrote >= _LARGE:
+            self.later(wrote * _REST_S, lambda: self._rested(room))
+        else:
+            self._round_ends(room)
+        return pushed
+
+    def _rested(self, room: Room) -> None:
+        self._round_ends(room)
+        if self._queue:
+            self.queued()
+
+    def _round_ends(self, room: Room) -> None:
+        if room.told < room.top:
             self._queue.append(room)
         else:
             room.queued = False
-        return pushed
 
     def _observe(self, room: Room) -> None:
         run = room.run(room.told)

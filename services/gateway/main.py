@@ -60,7 +60,7 @@ _GRACE_S = 2.0
 _TURN_S = 0.004
 """How long feeds are visited before the loop looks at anything else."""
 
-_EVENTS_PAUSE_S = 0.002
+_EVENTS_PAUSE_S = 0.005
 _RECEIPTS_PAUSE_S = 0.02
 """A tick may wait a little longer than a message; every read costs, here and in the broker."""
 
@@ -84,6 +84,7 @@ class Gateway:
             ring=settings.gateway_ring, rings_bytes=settings.gateway_ring_bytes, linger_s=settings.gateway_linger_s
         )
         self.fanout.queued = _turns(loop, self.fanout)
+        self.fanout.later = loop.call_later
         self.fanout.gap = self._gap
         self.fanout.other_store = self._store_changed
         self.acks = Acks(

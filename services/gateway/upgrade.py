@@ -62,7 +62,7 @@ class Policy:
     most_connections: int = 0
     most_per_address: int = 0
     """An IPv6 address counts as its /64."""
-    most_opening: int = 4096
+    most_opening: int = 16_384
     """Connections that have not completed their request. The next one is cut off."""
     retry_after_s: int = 5
     """What a client is told to wait that was refused for a limit or a drain."""

@@ -607,3 +607,30 @@ class TestReceipts:
 
 def test_a_record_of_the_tests_is_one_of_kafka() -> None:
     assert json.loads(value(3, name="c"))["event_id"].startswith("00000003-")
+
+
+class TestRest:
+    def test_a_large_room_rests_and_then_brings_all_that_came_in_one_write(self, fanout: Fanout) -> None:
+        rests: list[tuple[float, Any]] = []
+        fanout.later = lambda seconds, then: rests.append((seconds, then))
+        many = [Follower(f"user{number}") for number in range(150)]
+        for one in many:
+            follow(fanout, one)
+        small = Follower("small")
+        follow(fanout, small, "d")
+        say(fanout, 1)
+        assert [one.seqs for one in many] == [[1]] * 150
+        say(fanout, 2)
+        say(fanout, 3)
+        say(fanout, 1, name="d")
+        visit(fanout)
+        assert [one.seqs for one in many] == [[1]] * 150
+        assert small.seqs == [1]
+        [(seconds, then)] = rests
+        assert 0.001 < seconds < 0.05
+        then()
+        visit(fanout)
+        assert [one.seqs for one in many] == [[1, 2, 3]] * 150
+        rests[1][1]()
+        assert not fanout.turn(FOREVER)
+        assert len(rests) == 2

@@ -17,7 +17,7 @@ import asyncpg
 import msgspec
 from aiokafka import AIOKafkaConsumer
 
-from shared.kafka import ensure_fetching, header, partitions
+from shared.kafka import begin_at_end, ensure_fetching, header
 from shared.statements import statements
 
 if TYPE_CHECKING:
@@ -101,12 +101,7 @@ class Shadow:
         )
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                await consumer.start()
-                every = partitions([self._topic])
-                consumer.assign(every)
-                await consumer.seek_to_end(*every)
-                for partition in every:
-                    await consumer.position(partition)
+                await begin_at_end(consumer, self._topic)
             task = asyncio.create_task(self._write(consumer), name="shadow")
             try:
                 yield

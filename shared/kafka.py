@@ -110,6 +110,16 @@ def reader(
     )
 
 
+async def begin_at_end(consumer: AIOKafkaConsumer, topic: str) -> None:
+    """Start a consumer of every partition of a topic, at the ends that they have now: all that comes later is read."""
+    await consumer.start()
+    every = partitions([topic])
+    consumer.assign(every)
+    await consumer.seek_to_end(*every)
+    for partition in every:
+        await consumer.position(partition)
+
+
 def ensure_fetching(consumer: AIOKafkaConsumer) -> None:
     """Raises `KafkaError` if the task that fetches has died: `getmany` would answer "nothing new" for ever."""
     if consumer._fetcher.error_future.done():  # noqa: SLF001 - nothing public tells

@@ -82,3 +82,15 @@ def _changed(url: str, *, user: str | None = None, database: str | None = None) 
     before, _, host = parts.netloc.rpartition("@")
     path = f"/{database}" if database else parts.path
     return urlunsplit(parts._replace(netloc=f"{user or before}@{host}", path=path))
+
+
+async def fill(database: Database, statements: str) -> None:
+    """Run statements one by one, as its owner; none of them has to survive a crash."""
+    connection = await asyncpg.connect(database.owner_url)
+    try:
+        await connection.execute("SET synchronous_commit = off")
+        for statement in statements.split(";\n"):
+            if statement.strip():
+                await connection.execute(statement)
+    finally:
+        await connection.close()

@@ -6,39 +6,21 @@ import asyncio
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
+from tests.relaying import HOST, Relaying
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-HOST = "127.0.0.1"
 _CHUNK = 64 * 1024
 
 
-class Door:
+class Door(Relaying):
     """Opened by `door`."""
 
     def __init__(self, targets: Sequence[int]) -> None:
-        self.port = 0
+        super().__init__()
         self._targets = targets
         self._next = 0
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
-
-    async def open(self) -> None:
-        self._server = await asyncio.start_server(self._accept, HOST, 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for task in self._connections:
-            task.cancel()
-        if self._connections:
-            await asyncio.wait(self._connections)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._forward(reader, writer))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers = [writer]

@@ -5,12 +5,13 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-HOST = "127.0.0.1"
+from tests.relaying import HOST, Relaying
+
 PRODUCE = 0
 """Kafka's key of this request."""
 
 
-class Forwarder:
+class Forwarder(Relaying):
     """Hands Kafka's requests and answers on, frame by frame, between clients and a port on loopback.
 
     ``advertised``: the port that answers name as the broker's; None is the broker's own. ``silent``: keys of requests
@@ -18,36 +19,15 @@ class Forwarder:
     """
 
     def __init__(self, target: int) -> None:
+        super().__init__()
         self.advertised: int | None = None
         self.silent: set[int] = set()
         self.swallowed = 0
         self._target = target
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
-        self.port = 0
 
     @property
     def address(self) -> str:
         return f"{HOST}:{self.port}"
-
-    async def open(self) -> None:
-        """Listen; again, after `close`, on the same port."""
-        self._server = await asyncio.start_server(self._accept, HOST, self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def close(self) -> None:
-        """Refuse connections, and break those that are open."""
-        if self._server is not None:
-            self._server.close()
-        for task in self._connections:
-            task.cancel()
-        if self._connections:
-            await asyncio.wait(self._connections)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._forward(reader, writer))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers = [writer]

@@ -339,7 +339,7 @@ class Connection:
             self.end(close)
         except Exception:  # noqa: BLE001 - one session's fault is not the service's
             logger(__name__).exception("a request failed")
-            self.end(Close(4500, "a fault of the server"))
+            self.broken()
         finally:
             if not self._ended:
                 self.open()

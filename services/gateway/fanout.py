@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from services.gateway.events import Change, Entry
     from services.gateway.feed import Feed
+    from services.gateway.room import Run
     from services.gateway.session import Session
 
 ALWAYS = (EVENT_TYPE + MEMBER, EVENT_TYPE + CONVERSATION)
@@ -440,17 +441,21 @@ class Fanout:
             if run is None or follower.congested:
                 session.fall_behind(feed)
                 break
-            taken = session.take(feed, run, now)
-            pushed += taken.events
-            if taken.frames:
-                follower.write(taken.frames)
-            if taken.load:
-                follower.load(room.conversation_id)
+            pushed += self.give(feed, run, now)
             if feed.position < run.last:
                 break
         if feed.behind and not fresh:
             WINDOW_STALLS.inc()
             follower.wake()
-        if pushed:
-            follower.handed_out()
         return pushed
+
+    def give(self, feed: Feed, run: Run, now: float) -> int:
+        """Write to the session what of ``run``, which follows the feed's position, may go out now; how many events."""
+        follower = feed.owner
+        taken = follower.session.take(feed, run, now)
+        if taken.frames:
+            follower.write(taken.frames)
+            follower.handed_out()
+        if taken.load:
+            follower.load(feed.conversation_id)
+        return taken.events

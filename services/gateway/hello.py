@@ -55,7 +55,6 @@ async def greet(connection: Connection, data: str | bytes) -> None:
         if not connection.ended:
             connection.open()
             connection.release()
-            connection.wake()
     except Close as close:
         connection.end(close)
     except UnavailableError as error:
@@ -64,7 +63,7 @@ async def greet(connection: Connection, data: str | bytes) -> None:
         connection.end(Close(4503, error.message))
     except Exception:  # noqa: BLE001 - one session's fault is not the service's
         logger(__name__).exception("a session could not begin")
-        connection.end(Close(4500, "a fault of the server"))
+        connection.broken()
 
 
 def _as_hello(data: str | bytes) -> Hello:
@@ -108,12 +107,11 @@ class _Found(NamedTuple):
 class _Guest:
     """A session that is to be listed."""
 
-    __slots__ = ("belongings", "connection", "done", "hello")
+    __slots__ = ("connection", "done", "hello")
 
     def __init__(self, connection: Connection, hello: Hello) -> None:
         self.connection = connection
         self.hello = hello
-        self.belongings: Belongings | None = None
         self.done: asyncio.Future[_Found] = asyncio.get_running_loop().create_future()
 
 
@@ -223,7 +221,7 @@ class Greeter:
             begin = Begin.of(guest.hello)
             rows.append((guest, begin, self._enter(guest, begin, belongings)))
             await asyncio.sleep(0)
-        await self._tell_all(rows, changes.since)
+        await self._list_all(rows, changes.since)
 
     async def _enter_first(self, some: list[_Guest]) -> None:
         """Follow the conversations of those who say `since`: of what did not change only the head is read, below."""
@@ -254,23 +252,23 @@ class Greeter:
                     feed.wake()
         return listed
 
-    async def _tell_all(self, rows: list[tuple[_Guest, Begin, list[str]]], since: Since) -> None:
-        """Read and tell, sessions with few conversations together, one with many for itself."""
+    async def _list_all(self, rows: list[tuple[_Guest, Begin, list[str]]], since: Since) -> None:
+        """Read for sessions, those with few conversations together, one with many for itself."""
         together: list[tuple[_Guest, Begin, list[str]]] = []
         size = 0
         for row in sorted(rows, key=lambda row: len(row[2])):
             if together and size + len(row[2]) > _MOST_ROWS:
-                await self._tell(together, since)
+                await self._list(together, since)
                 together, size = [], 0
             together.append(row)
             size += len(row[2])
         if together:
-            await self._tell(together, since)
+            await self._list(together, since)
 
-    async def _tell(self, rows: list[tuple[_Guest, Begin, list[str]]], since: Since) -> None:
+    async def _list(self, rows: list[tuple[_Guest, Begin, list[str]]], since: Since) -> None:
         wanted = [begin.wanted(guest.connection, id_) for guest, begin, ids in rows for id_ in ids]
         listing = await list_conversations(self._pool, wanted)
-        if since.incarnation != self._incarnation or (listing.since or since).incarnation != since.incarnation:
+        if (listing.since or since).incarnation != since.incarnation:
             raise UnavailableError("the store was replaced", retry_after_ms=1000)
         found_rows = iter(listing.rows)
         for guest, begin, ids in rows:

@@ -72,8 +72,13 @@ def handle(connection: Connection, data: str | bytes) -> None:
     except Close:
         raise
     except Exception:  # noqa: BLE001 - a fault in one frame ends neither the session nor the service
-        logger(__name__).exception("a frame was not handled", session_id=connection.session_id)
-        connection.refuse(InternalError("a fault of the server"), rid)
+        _fault(connection, rid)
+
+
+def _fault(connection: Connection, rid: str | None) -> None:
+    """Answer a frame at which something of ours failed, in the handler of that."""
+    logger(__name__).exception("a frame was not handled", session_id=connection.session_id)
+    connection.refuse(InternalError("a fault of the server"), rid)
 
 
 def _parse(data: str | bytes) -> frames.Known:
@@ -147,8 +152,7 @@ async def _answered(connection: Connection, rid: str | None, work: Coroutine[Non
     except Close:
         raise
     except Exception:  # noqa: BLE001 - a fault in one frame ends neither the session nor the service
-        logger(__name__).exception("a frame was not handled", session_id=connection.session_id)
-        connection.refuse(InternalError("a fault of the server"), rid)
+        _fault(connection, rid)
     finally:
         work.close()  # it may not have begun
 

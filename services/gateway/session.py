@@ -306,7 +306,7 @@ class Session:
 
     def _compact(self, feed: Feed) -> None:
         if feed.position > feed.low:
-            missing = ((feed.visible & RangeSet([(feed.low + 1, feed.position)])) - feed.gaps).lowest
+            missing = self.unacked(feed).lowest
             feed.low = feed.position if missing is None else missing - 1
         if feed.low > feed.start:
             feed.gaps -= RangeSet([(feed.start + 1, feed.low)])
@@ -335,7 +335,7 @@ class Session:
                 if run.due > now:
                     left.append(run)
                     continue
-                missing = self._unacked(feed, run)
+                missing = self.unacked(feed, run)
                 if missing:
                     run.tries += 1
                     run.due = now + self.resend_s * 2.0**run.tries
@@ -358,18 +358,14 @@ class Session:
     def overdue(self, now: float) -> bool:
         """Whether some event was sent again as often as allowed and its last time is up."""
         return any(
-            run.tries >= self.resends and run.due <= now and bool(self._unacked(feed, run))
+            run.tries >= self.resends and run.due <= now and bool(self.unacked(feed, run))
             for feed in self.feeds.values()
             if not feed.halted
             for run in feed.sent or ()
         )
 
-    def unacked(self, feed: Feed) -> RangeSet:
-        """What of a conversation was handed out in this session and is not acknowledged."""
-        if feed.position <= feed.low:
-            return EMPTY
-        return (feed.visible & RangeSet([(feed.low + 1, feed.position)])) - feed.gaps
-
-    def _unacked(self, feed: Feed, run: Sent) -> RangeSet:
-        low = max(run.first, feed.low + 1)
-        return (feed.visible & RangeSet([(low, run.last)])) - feed.gaps if low <= run.last else EMPTY
+    def unacked(self, feed: Feed, run: Sent | None = None) -> RangeSet:
+        """What of a conversation, or of ``run``, was handed out in this session and is not acknowledged."""
+        low = feed.low + 1 if run is None else max(feed.low + 1, run.first)
+        high = feed.position if run is None else run.last
+        return (feed.visible & RangeSet([(low, high)])) - feed.gaps if low <= high else EMPTY

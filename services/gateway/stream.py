@@ -20,7 +20,7 @@ from services.gateway.metrics import RECORDS
 from services.gateway.records import check, envelope
 from shared.clock import Backoff
 from shared.dead_letter import Graves
-from shared.kafka import ensure_fetching, partitions, reader
+from shared.kafka import begin_at_end, ensure_fetching, partitions, reader
 from shared.logging import logger
 from shared.metrics import BAD_RECORDS, LOOP_ERRORS
 
@@ -131,12 +131,7 @@ class Stream:
 
     async def _fix_positions(self, consumer: AIOKafkaConsumer) -> None:
         async with asyncio.timeout(_START_S):
-            await consumer.start()
-            every = partitions([self._topic])
-            consumer.assign(every)
-            await consumer.seek_to_end(*every)
-            for partition in every:
-                await consumer.position(partition)
+            await begin_at_end(consumer, self._topic)
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
         ensure_fetching(consumer)

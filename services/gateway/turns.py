@@ -166,21 +166,11 @@ class Turns:
         for feed in some:
             try:
                 if run is not None and _takes(feed) and feed.position == run.entries[0].seq - 1:
-                    self._take(feed, run)
+                    PUSHES.inc(self._fanout.give(feed, run, self._fanout.clock()))
                 self._end(feed, short=run is None)
             except Exception:  # noqa: BLE001 - one session's fault keeps the page from nobody else
                 self._fanout.give_up(feed)
         return bool(need.feeds)
-
-    def _take(self, feed: Feed, run: Run) -> None:
-        follower = feed.owner
-        taken = follower.session.take(feed, run, self._fanout.clock())
-        if taken.frames:
-            PUSHES.inc(taken.events)
-            follower.write(taken.frames)
-            follower.handed_out()
-        if taken.load:
-            follower.load(feed.conversation_id)
 
     def own(self, need: Need, found: Own) -> None:
         """A read for one user."""

@@ -1,8 +1,6 @@
 """What a gateway does not let anybody do: too much, too large, too slow, from elsewhere, or in its metrics."""
 
 import asyncio
-import datetime as dt
-import ipaddress
 import itertools
 import re
 import ssl
@@ -13,10 +11,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidMessage, InvalidStatus
 from websockets.frames import Frame as WireFrame
@@ -25,6 +19,7 @@ from websockets.typing import Origin
 
 from services.gateway import main
 from services.gateway.connection import Connection
+from tests.certificates import self_signed
 from tests.gateways import Client, Gateway, House, metric, token, user
 from tests.waiting import until
 
@@ -326,27 +321,7 @@ async def test_who_reads_no_answer_at_all_is_ended(home: House, connections: lis
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A self-signed one of loopback, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "waybill.test")])
-    now = dt.datetime.now(dt.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    folder = tmp_path_factory.mktemp("tls")
-    (folder / "certificate.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    (folder / "key.pem").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return folder / "certificate.pem", folder / "key.pem"
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 async def test_tls_by_setting(home: House, certificate: tuple[Path, Path]) -> None:

@@ -11,7 +11,7 @@ from services.gateway.presence import Sharing
 from shared.errors import UnavailableError
 from shared.postgres import open_pool, to_array
 from shared.statements import statements
-from tests.databases import Database, Databases, run
+from tests.databases import Database, Databases, fill, run
 
 USERS = 10_000
 FILL = f"""
@@ -34,19 +34,9 @@ FILL = f"""
 @pytest.fixture(scope="module")
 def filled(databases: Databases) -> Iterator[Database]:
     made = databases.create()
-    run(_fill(made))
+    run(fill(made, FILL))
     yield made
     databases.drop(made)
-
-
-async def _fill(database: Database) -> None:
-    connection = await asyncpg.connect(database.owner_url)
-    try:
-        for statement in FILL.split(";\n"):
-            if statement.strip():
-                await connection.execute(statement)
-    finally:
-        await connection.close()
 
 
 @pytest.fixture

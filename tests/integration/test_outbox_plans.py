@@ -17,7 +17,7 @@ from services.gateway import devices, listing, opening, revocations, sweep
 from services.relay import backlog, parking, retention, shards, tail
 from shared.postgres import to_array
 from shared.statements import statements
-from tests.databases import Database, Databases, run
+from tests.databases import Database, Databases, fill, run
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -104,20 +104,9 @@ FILL = f"""
 @pytest.fixture(scope="module")
 def filled(databases: Databases) -> Iterator[Database]:
     made = databases.create()
-    run(_fill(made))
+    run(fill(made, FILL))
     yield made
     databases.drop(made)
-
-
-async def _fill(database: Database) -> None:
-    connection = await asyncpg.connect(database.owner_url)
-    try:
-        await connection.execute("SET synchronous_commit = off")
-        for statement in FILL.split(";\n"):
-            if statement.strip():
-                await connection.execute(statement)
-    finally:
-        await connection.close()
 
 
 class Role:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import socket
 import ssl
 import struct
 from typing import TYPE_CHECKING
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from structlog.testing import capture_logs
 
 from services.gateway.listener import tls_context
 from services.gateway.upgrade import Policy
 from services.gateway.wire import ready
+from tests.certificates import self_signed
 from tests.wires import (
     BINARY,
     CONTINUATION,
@@ -37,7 +33,6 @@ from tests.wires import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from services.gateway.wire import Wire
 
@@ -380,10 +375,10 @@ class TestFaults:
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[House, ssl.SSLContext]]:
     folder = tmp_path_factory.mktemp("tls")
-    self_signed(folder)
-    context = tls_context(folder / "cert.pem", folder / "key.pem")
+    certificate, key = self_signed(folder)
+    context = tls_context(certificate, key)
     with house(Policy(close_s=CLOSE_S, handshake_s=0.3), context) as made:
-        yield made, ssl.create_default_context(cafile=folder / "cert.pem")
+        yield made, ssl.create_default_context(cafile=certificate)
 
 
 class TestTls:
@@ -444,25 +439,3 @@ def segments(sock: socket.socket) -> int:
     (count,) = struct.unpack_from("I", info, 152)
     assert isinstance(count, int)
     return count
-
-
-def self_signed(folder: Path) -> None:
-    """`cert.pem` and `key.pem` for localhost."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = dt.datetime.now(dt.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    (folder / "key.pem").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )

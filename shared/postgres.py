@@ -43,6 +43,9 @@ The last one is asyncpg's word for a statement on a connection that the server i
 progress": the farewell).
 """
 
+OF_A_ROW = ("22", "23", "54")
+"""Classes of SQLSTATE that blame what is written, not the server: data, integrity, size."""
+
 _CLOSE_S = 5.0
 
 

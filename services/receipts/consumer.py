@@ -24,11 +24,13 @@ from aiokafka.errors import (
 
 from services.receipts import metrics
 from services.receipts.assignment import Assignment
+from services.receipts.bad import Bad
 from services.receipts.batch import Batch, PositionLostError, batches
 from services.receipts.breaker import Breaker, BreakerTrippedError
 from services.receipts.fold import fold
+from services.receipts.metrics import count
 from services.receipts.records import parse
-from services.receipts.store import OffsetsMovedError
+from services.receipts.store import BadAckError, OffsetsMovedError, UnknownConversationsError
 from shared.clock import Backoff
 from shared.errors import BadRequestError
 from shared.kafka import cluster_id, ensure_fetching, reader
@@ -43,6 +45,9 @@ if TYPE_CHECKING:
     from services.receipts.store import Store
     from shared.dead_letter import Graves
     from shared.kafka import Consumed
+
+Fetched = dict[int, "list[Consumed]"]
+"""Records by partition, in the order of offsets."""
 
 _POLL_MS = 500
 _POLL_S = 30.0
@@ -74,6 +79,7 @@ class AckConsumer:
         self._log = logger(__name__)
         self._kafka: AIOKafkaConsumer | None = None
         self._assignment = Assignment()
+        self._tripped: BreakerTrippedError | None = None
         self.stopped: str | None = None
         """Why no more is read until somebody has looked at it; None while all is well."""
 
@@ -106,6 +112,10 @@ class AckConsumer:
         """None if the group has given this process its partitions (maybe none) and each stands at its stored offset."""
         return None if self._assignment.placed else "no partitions yet"
 
+    def partitions(self) -> list[int]:
+        """Which partitions this process applies now."""
+        return list(self._assignment.next) if self._assignment.placed else []
+
     async def _as_member(self, backoff: Backoff) -> None:
         kafka = reader(
             self._settings.kafka_bootstrap,
@@ -119,10 +129,11 @@ class AckConsumer:
                 await kafka.start()
             kafka.subscribe([self._topic], listener=self._assignment)
             self._kafka = kafka
+            fetched = Fetched()
             while True:
                 if not self._assignment.placed and self._assignment.partitions is not None:
                     await self._place(kafka, self._assignment.partitions)
-                await self._step(kafka)
+                fetched = await self._step(kafka, fetched)
                 backoff.reset()
         finally:
             self._kafka = None
@@ -166,26 +177,45 @@ class AckConsumer:
                 self._log.info("reading acks", partitions=len(partitions), cluster=cluster)
             return
 
-    async def _step(self, kafka: AIOKafkaConsumer) -> None:
-        """Fetch what is there and apply it."""
+    async def _step(self, kafka: AIOKafkaConsumer, fetched: Fetched) -> Fetched:
+        """Apply what was fetched, and fetch what comes after it meanwhile: store and process work side by side.
+
+        What comes after is void if the assignment changed, or if this was not ours to apply.
+        """
         ensure_fetching(kafka)
+        generation, error, following = self._assignment.generation, None, Fetched()
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._apply_all(fetched), name="apply")
+            try:
+                following = await self._gather(kafka)
+            except _AWAY as problem:
+                error = problem
+        if self._tripped is not None:
+            raise self._tripped
+        if isinstance(error, OffsetOutOfRangeError | NoOffsetForPartitionError):
+            self._log.info("reading the stored offsets again", reason=repr(error))
+            self._assignment.lose()
+        elif error is not None:
+            raise error
+        self._show_lag(kafka, idle=not following)
+        return following if self._assignment.placed and self._assignment.generation == generation else Fetched()
+
+    async def _apply_all(self, fetched: Fetched) -> None:
+        """Apply batch by batch; at the first that is not ours to apply the stored offsets are to be read again."""
         try:
-            fetched = await self._gather(kafka)
-            if not self._assignment.placed:
-                return
             for batch in batches(fetched, self._assignment.next, max_bytes=self._settings.receipts_batch_bytes):
                 if not await self._apply(batch):
                     self._assignment.lose()
                     return
-        except (OffsetOutOfRangeError, NoOffsetForPartitionError, PositionLostError) as error:
+        except PositionLostError as error:
             self._log.info("reading the stored offsets again", reason=repr(error))
             self._assignment.lose()
-            return
-        self._show_lag(kafka, idle=not fetched)
+        except BreakerTrippedError as error:
+            self._tripped = error
 
-    async def _gather(self, kafka: AIOKafkaConsumer) -> dict[int, list[Consumed]]:
-        """Records by partition: what comes within a few milliseconds of the first one, at most a batch."""
-        fetched: dict[int, list[Consumed]] = {}
+    async def _gather(self, kafka: AIOKafkaConsumer) -> Fetched:
+        """What comes within a few milliseconds of the first record, at most a batch."""
+        fetched = Fetched()
         left, wait_ms, deadline = self._settings.receipts_batch_records, _POLL_MS, 0.0
         while left > 0 and wait_ms >= 0:
             async with asyncio.timeout(_POLL_S):
@@ -204,16 +234,41 @@ class AckConsumer:
     async def _apply(self, batch: Batch) -> bool:
         """Apply one batch; False if it is not ours to apply, or not known to be."""
         began, generation = time.monotonic(), self._assignment.generation
-        acks, bad = _parsed(batch.records)
+        good, bad = _parsed(batch.records)
         self._breaker.judge(len(batch.records), len(bad))
-        for record, error in bad:
-            if not await self._bury(record, error, generation):
-                return False
         metrics.LAG_SECONDS.set(max(0.0, time.time() - min(r.timestamp for r in batch.records) / 1000))
-        if not await self._commit(batch, fold(acks), generation):
-            return False
+        buried = 0
+        while True:
+            for record, error in bad[buried:]:
+                if not await self._bury(record, error, generation):
+                    return False
+            buried = len(bad)
+            changes = fold((ack for _, ack in good), ((record.partition, record.offset) for record, _ in good))
+            try:
+                if not await self._commit(batch, changes, [Bad.of(*one) for one in bad], generation):
+                    return False
+                break
+            except UnknownConversationsError as unknown:
+                error = "conversation_id: there is no such conversation"
+                bad += [(record, error) for record, ack in good if ack.conversation_id.lower() in unknown.ids]
+                good = [one for one in good if one[1].conversation_id.lower() not in unknown.ids]
+            except BadAckError as refused:
+                if len(batch.records) > 1:
+                    return await self._one_by_one(batch)
+                bad += [(record, str(refused)) for record, _ in good]
+                good = []
         metrics.BATCH_RECORDS.observe(len(batch.records))
         metrics.BATCH_SECONDS.observe(time.monotonic() - began)
+        return True
+
+    async def _one_by_one(self, batch: Batch) -> bool:
+        """Apply a batch's records each by itself: the store does not take one of them."""
+        fetched = Fetched()
+        for record in batch.records:
+            fetched.setdefault(record.partition, []).append(record)
+        for one in batches(fetched, self._assignment.next, max_bytes=1):
+            if not await self._apply(one):
+                return False
         return True
 
     async def _bury(self, record: Consumed, error: str, generation: int) -> bool:
@@ -232,12 +287,15 @@ class AckConsumer:
                 return True
         return False
 
-    async def _commit(self, batch: Batch, changes: Changes, generation: int) -> bool:
-        """Apply changes and offsets, again and again while the store is away; False once another process has them."""
+    async def _commit(self, batch: Batch, changes: Changes, bad: list[Bad], generation: int) -> bool:
+        """Apply changes and offsets, again and again while the store is away; False once another process has them.
+
+        Raises `UnknownConversationsError` and `BadAckError`: nothing is applied.
+        """
         backoff = Backoff()
         while self._assignment.generation == generation:
             try:
-                counted = await self._store.apply(self._assignment.cluster, batch.spans, changes)
+                counted = await self._store.apply(self._assignment.cluster, batch.spans, changes, bad)
             except OffsetsMovedError:
                 metrics.FENCED.inc()
                 self._log.info("another process moved the offsets", partitions=sorted(batch.spans))
@@ -249,9 +307,7 @@ class AckConsumer:
                 self._log.warning("acks wait: they cannot be applied", error=repr(error), acks=len(batch.records))
                 await asyncio.sleep(backoff.next())
                 continue
-            for one in counted:
-                metric = metrics.RECEIPTS.labels(one.kind) if one.reason is None else metrics.REFUSED.labels(one.reason)
-                metric.inc(one.amount)
+            count(counted)
             # A rebalance meanwhile has emptied it, and what follows was read for the old assignment.
             if self._assignment.generation != generation:
                 return False
@@ -269,15 +325,15 @@ class AckConsumer:
         )
 
 
-def _parsed(records: list[Consumed]) -> tuple[list[Ack], list[tuple[Consumed, str]]]:
-    acks: list[Ack] = []
+def _parsed(records: list[Consumed]) -> tuple[list[tuple[Consumed, Ack]], list[tuple[Consumed, str]]]:
+    good: list[tuple[Consumed, Ack]] = []
     bad: list[tuple[Consumed, str]] = []
     for record in records:
         try:
-            acks.append(parse(record))
+            good.append((record, parse(record)))
         except BadRequestError as error:
             bad.append((record, f"{error.field}: {error.message}"))
-    return acks, bad
+    return good, bad
 
 
 async def _close(kafka: AIOKafkaConsumer) -> None:

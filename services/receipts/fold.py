@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from services.receipts.records import Delivered, Unread
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
     from services.receipts.marks import MarkKind
     from services.receipts.records import Ack
+
+NOWHERE: Iterable[tuple[None, None]] = repeat((None, None))
+"""Acks that come from no record of the topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A proposal of a read mark; refused ones are answered to the device."""
+    """A proposal of a read mark; refused ones are answered to the device.
+
+    ``partition``, ``offset``: of its record, if it comes from the topic.
+    """
 
     conversation_id: str
     user_id: str
@@ -35,6 +42,8 @@ class Mark:
     kind: MarkKind
     version: int
     seq: int
+    partition: int | None = None
+    offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +54,19 @@ class Changes:
     marks: list[Mark]
 
 
-def fold(acks: Iterable[Ack]) -> Changes:
-    """What a batch comes to. A device's ranges are joined once for the whole batch: a union per ack would be square."""
+def fold(acks: Iterable[Ack], places: Iterable[tuple[int | None, int | None]] = NOWHERE) -> Changes:
+    """What a batch comes to. A device's ranges are joined once for the whole batch: a union per ack would be square.
+
+    ``places``: partition and offset of each ack's record.
+    """
     pairs: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
     marks: list[Mark] = []
-    for ack in acks:
+    for ack, place in zip(acks, places, strict=False):
         conversation_id = ack.conversation_id.lower()
         if isinstance(ack, Delivered):
             ranges = pairs.setdefault((conversation_id, ack.user_id, ack.device_id), [])
-            ranges.extend((low, high) for low, high in ack.ranges)
+            ranges.extend(ack.ranges)
         else:
             kind: MarkKind = "unread" if isinstance(ack, Unread) else "read"
-            marks.append(Mark(conversation_id, ack.user_id, ack.device_id, kind, ack.version, ack.seq))
+            marks.append(Mark(conversation_id, ack.user_id, ack.device_id, kind, ack.version, ack.seq, *place))
     return Changes([Held(*key, RangeSet(ranges)) for key, ranges in pairs.items()], marks)

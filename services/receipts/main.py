@@ -6,9 +6,11 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
+from services.receipts.announcing import Announcer
 from services.receipts.consumer import AckConsumer
+from services.receipts.letters import Letters
 from services.receipts.settings import ReceiptsSettings
-from services.receipts.store import Store
+from services.receipts.store import ACKS, Store
 from shared.dead_letter import Graves
 from shared.health import private_app
 from shared.kafka import Topics
@@ -19,8 +21,9 @@ from shared.settings import load
 if TYPE_CHECKING:
     from shared.health import Check
 
-_POOL = 2
-"""One connection applies, one answers `readyz`: applying more than one batch at a time would gain nothing."""
+_POOL = 3
+"""One connection applies, one announces or tries letters again, one answers `readyz`: applying more than one batch at a
+time would gain nothing."""
 
 
 def main() -> None:
@@ -35,15 +38,21 @@ async def serve(settings: ReceiptsSettings, stop: asyncio.Event) -> None:
     async with open_pool(
         str(settings.postgres_url), size=min(_POOL, settings.postgres_pool), name="waybill-receipts"
     ) as pool:
-        store = Store(pool, topics.acks)
+        store = Store(pool, topics.acks, large=settings.receipts_large_group)
         graves = Graves(settings.kafka_bootstrap, topics.dead, client_id="waybill-receipts-dead")
         consumer = AckConsumer(settings, topics.acks, f"{settings.topic_prefix}.receipts", store, graves)
+        announcer = Announcer(store, consumer.partitions, every_s=settings.receipts_announce_ms / 1000)
         app = private_app(_checks(store, consumer))
         async with http(app, settings.private_host, settings.receipts_private_port), asyncio.TaskGroup() as group:
-            reading = group.create_task(consumer.run(), name="acks")
+            tasks = [
+                group.create_task(consumer.run(), name="acks"),
+                group.create_task(announcer.run(), name="announce"),
+                group.create_task(Letters(pool, ACKS, store).run(), name="letters"),
+            ]
             await stop.wait()
             # In the middle of a batch too: it is applied whole or not at all, and the offsets say which.
-            reading.cancel()
+            for task in tasks:
+                task.cancel()
 
 
 def _checks(store: Store, consumer: AckConsumer) -> dict[str, Check]:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from prometheus_client import Counter, Gauge, Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from services.receipts.store import Counted
 
 RECEIPTS = Counter(
     "waybill_receipts",
@@ -43,6 +50,11 @@ RESTARTED = Counter(
 STOPPED = Gauge(
     "waybill_receipts_stopped", "1 after too many acks could not be read: look at the topic, then restart the service."
 )
+LETTERS = Counter(
+    "waybill_receipts_letters",
+    "Dead letters of acks that were tried again, by what became of them: `sent` (applied) or `dead` (again).",
+    ["outcome"],
+)
 
 KINDS = ("delivered", "read", "unread")
 REASONS = ("stale", "beyond_head", "invisible")
@@ -50,5 +62,19 @@ for _kind in KINDS:
     RECEIPTS.labels(_kind)
 for _reason in REASONS:
     REFUSED.labels(_reason)
+ANNOUNCED = Counter(
+    "waybill_receipts_announced",
+    "Marks of members of large groups told to who watches: at most one per member and second.",
+)
+
 for _reason in ("new", "out_of_range"):
     RESTARTED.labels(_reason)
+for _outcome in ("sent", "dead"):
+    LETTERS.labels(_outcome)
+
+
+def count(counted: Iterable[Counted]) -> None:
+    """Count what a batch came to."""
+    for one in counted:
+        metric = RECEIPTS.labels(one.kind) if one.reason is None else REFUSED.labels(one.reason)
+        metric.inc(one.amount)

@@ -21,6 +21,12 @@ class ReceiptsSettings(Settings, PostgresSettings, KafkaSettings):
     receipts_batch_ms: int = Field(
         5, ge=0, le=1000, description="How long the first ack of a batch waits for others, in milliseconds."
     )
+    receipts_large_group: int = Field(
+        100, ge=1, description="Of groups with more members, marks are announced folded, each member's once a period."
+    )
+    receipts_announce_ms: int = Field(
+        1000, ge=50, le=60_000, description="The period of announcing marks of large groups, in milliseconds."
+    )
     receipts_breaker_share: float = Field(
         0.5, gt=0, le=1, description="Share of unreadable acks over which the service stops and reports."
     )

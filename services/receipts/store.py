@@ -9,12 +9,13 @@ import asyncpg
 
 from services.receipts.batch import start
 from services.receipts.metrics import RESTARTED
-from shared.postgres import to_multirange
+from shared.postgres import OF_A_ROW, to_multirange
 from shared.statements import statements
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from services.receipts.bad import Bad
     from services.receipts.batch import Span
     from services.receipts.fold import Changes
     from shared.postgres import Pool
@@ -24,13 +25,28 @@ _READ_OFFSETS = _SQL["read_offsets"]
 _RESET_OFFSETS = _SQL["reset_offsets"]
 _ADD_OFFSETS = _SQL["add_offsets"]
 _APPLY_ACKS = _SQL["apply_acks"]
+_FLUSH = _SQL["flush_receipts"]
 _PING = _SQL["ping"]
 
+ACKS = "acks.v1"
+"""Where acks come from, as the desk of dead letters names it."""
+
 _MOVED = "WB001"
+_UNKNOWN = "WB002"
+
+_NOWHERE: dict[int, Span] = {}
 
 
 class OffsetsMovedError(Exception):
     """Another process owns one of the partitions: nothing was applied."""
+
+
+class UnknownConversationsError(Exception):
+    """Acks name conversations that are not there (``ids``): nothing was applied."""
+
+    def __init__(self, ids: frozenset[str]) -> None:
+        super().__init__(f"{len(ids)} unknown conversations")
+        self.ids = ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +58,19 @@ class Counted:
     amount: int
 
 
+class BadAckError(Exception):
+    """The store does not take something in the batch: nothing was applied."""
+
+
 class Store:
     """The stored offsets of one topic, and what moves with them."""
 
-    def __init__(self, pool: Pool, topic: str) -> None:
+    def __init__(self, pool: Pool, topic: str, *, origin: str = ACKS, large: int = 100) -> None:
+        """``origin``: the topic's name on the desk of dead letters. ``large``: a group with more members is large."""
         self._pool = pool
         self._topic = topic
+        self._origin = origin
+        self._large = large
 
     async def stored(self, cluster: str, partitions: list[int]) -> dict[int, int]:
         """The next offset by partition, where there is one for this cluster."""
@@ -75,11 +98,14 @@ class Store:
             RESTARTED.labels("new").inc(len(missing))
         return await self.stored(cluster, list(begin))
 
-    async def apply(self, cluster: str, spans: Mapping[int, Span], changes: Changes) -> list[Counted]:
-        """Apply a batch with its offsets, or nothing.
+    async def apply(
+        self, cluster: str, spans: Mapping[int, Span], changes: Changes, bad: Sequence[Bad] = ()
+    ) -> list[Counted]:
+        """Apply a batch with its offsets, and put its bad records on the desk; or nothing.
 
-        Raises `OffsetsMovedError`. After any other error it is not known whether the batch is applied: call it again
-        with the same arguments, until it returns or says that the offsets were moved.
+        Raises `OffsetsMovedError`, `UnknownConversationsError` and `BadAckError`. After any other error it is not known
+        whether the batch is applied: call it again with the same arguments, until it returns or says that the offsets
+        were moved.
         """
         parts = sorted(spans)
         held, marks = changes.held, changes.marks
@@ -101,12 +127,34 @@ class Store:
                 [m.kind for m in marks],
                 [m.version for m in marks],
                 [m.seq for m in marks],
+                [m.partition for m in marks],
+                [m.offset for m in marks],
+                self._origin,
+                [b.partition for b in bad],
+                [b.offset for b in bad],
+                [b.key for b in bad],
+                [b.value for b in bad],
+                [b.headers for b in bad],
+                [b.error for b in bad],
+                self._large,
             )
         except asyncpg.PostgresError as error:
             if error.sqlstate == _MOVED:
                 raise OffsetsMovedError(str(error)) from None
+            if error.sqlstate == _UNKNOWN:
+                raise UnknownConversationsError(frozenset((error.detail or "").split(","))) from None
+            if (error.sqlstate or "")[:2] in OF_A_ROW:
+                raise BadAckError(f"the store does not take it: {type(error).__name__}") from None
             raise
         return [Counted(row["kind"], row["reason"], row["amount"]) for row in rows]
+
+    async def apply_again(self, changes: Changes) -> list[Counted]:
+        """Apply acks that were put on the desk: as `apply`, without offsets."""
+        return await self.apply("", _NOWHERE, changes)
+
+    async def flush(self, partitions: Sequence[int], most: int) -> int:
+        """Announce marks of large groups that wait, at most ``most``; how many."""
+        return int(await self._pool.fetchval(_FLUSH, list(partitions), most))
 
     async def ping(self) -> None:
         """Raises what keeps Postgres from answering."""

@@ -21,8 +21,12 @@ ON CONFLICT DO NOTHING;
 SELECT kind, reason, amount
 FROM apply_acks(
     $1, $2, $3::int[], $4::bigint[], $5::bigint[],
-    $6::uuid[], $7::text[], $8::text[], $9::text[],
-    $10::uuid[], $11::text[], $12::text[], $13::text[], $14::bigint[], $15::bigint[]);
+    $6::text[]::uuid[], $7::text[], $8::text[], $9::text[]::int8multirange[],
+    $10::text[]::uuid[], $11::text[], $12::text[], $13::text[], $14::bigint[], $15::bigint[], $16::int[], $17::bigint[],
+    $18, $19::int[], $20::bigint[], $21::bytea[], $22::bytea[], $23::text[]::json[], $24::text[], $25);
+
+-- name: flush_receipts
+SELECT flush_receipts($1::smallint[], $2);
 
 -- name: ping
 SELECT 1 FROM ack_offset LIMIT 1;

@@ -370,8 +370,11 @@ BEGIN
         WHERE n.topic = p_topic AND n.partition = b.part AND n.cluster_id = p_cluster AND n.upto >= b.upto)
     ON CONFLICT (topic, partition, cluster_id) DO UPDATE SET upto = excluded.upto;
 
-    SELECT array_agg(c.kind = 'group' AND i.device_id = '' AND EXISTS (
-               SELECT FROM member AS m WHERE m.conversation_id = i.conversation_id OFFSET p_large) ORDER BY i.ord)
+    -- A group that nobody was added to has no count of its members yet.
+    SELECT array_agg(c.kind = 'group' AND i.device_id = '' AND CASE
+               WHEN c.members IS NOT NULL THEN c.members > p_large
+               ELSE EXISTS (SELECT FROM member AS m WHERE m.conversation_id = i.conversation_id OFFSET p_large) END
+               ORDER BY i.ord)
     INTO v_folds
     FROM unnest(v_conversation, v_device) WITH ORDINALITY AS i (conversation_id, device_id, ord)
     JOIN conversation AS c ON c.conversation_id = i.conversation_id;

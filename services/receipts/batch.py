@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from shared.kafka import Consumed
 
 
+Fetched = dict[int, "list[Consumed]"]
+"""Records by partition, in the order of offsets."""
+
+
 class PositionLostError(Exception):
     """The records are not those that follow the stored offsets: they have to be read again from there."""
 

@@ -12,7 +12,6 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-import asyncpg
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import (
     IllegalStateError,
@@ -23,41 +22,27 @@ from aiokafka.errors import (
 )
 
 from services.receipts import metrics
+from services.receipts.applying import STORE_AWAY, Applier
 from services.receipts.assignment import Assignment
-from services.receipts.bad import Bad
-from services.receipts.batch import Batch, PositionLostError, batches
+from services.receipts.batch import Batch, Fetched, PositionLostError, batches
 from services.receipts.breaker import Breaker, BreakerTrippedError
-from services.receipts.fold import fold
-from services.receipts.metrics import count
-from services.receipts.records import parse
-from services.receipts.store import BadAckError, OffsetsMovedError, UnknownConversationsError
 from shared.clock import Backoff
-from shared.errors import BadRequestError
 from shared.kafka import cluster_id, ensure_fetching, reader
 from shared.logging import logger
 from shared.metrics import BAD_RECORDS, LOOP_ERRORS
-from shared.postgres import RETRIABLE
 
 if TYPE_CHECKING:
-    from services.receipts.fold import Changes
-    from services.receipts.records import Ack
     from services.receipts.settings import ReceiptsSettings
     from services.receipts.store import Store
     from shared.dead_letter import Graves
-    from shared.kafka import Consumed
-
-Fetched = dict[int, "list[Consumed]"]
-"""Records by partition, in the order of offsets."""
 
 _POLL_MS = 500
 _POLL_S = 30.0
 _START_S = 30.0
 _CLOSE_S = 3.0
 _AWAY = (KafkaError, OSError, TimeoutError)
-_STORE_AWAY: tuple[type[BaseException], ...] = (*RETRIABLE, asyncpg.PostgresError)
-"""Errors that hold a batch. Those that do not pass by themselves hold it too: an ack is never skipped."""
 
-for _loop in ("kafka", "place", "apply", "bury"):
+for _loop in ("kafka", "place"):
     LOOP_ERRORS.labels(_loop)
 
 
@@ -70,11 +55,14 @@ class AckConsumer:
         BAD_RECORDS.labels(topic)
         self._group = group
         self._store = store
-        self._graves = graves
-        self._breaker = Breaker(
-            share=settings.receipts_breaker_share,
-            least=settings.receipts_breaker_least,
-            window=settings.receipts_breaker_window,
+        self._applier = Applier(
+            store,
+            graves,
+            Breaker(
+                share=settings.receipts_breaker_share,
+                least=settings.receipts_breaker_least,
+                window=settings.receipts_breaker_window,
+            ),
         )
         self._log = logger(__name__)
         self._kafka: AIOKafkaConsumer | None = None
@@ -99,7 +87,7 @@ class AckConsumer:
             metrics.STOPPED.set(1)
             self._log.error("acks are not read any more: too many of them cannot be read", reason=self.stopped)
         finally:
-            await self._graves.close()
+            await self._applier.close()
 
     async def kafka_problem(self) -> str | None:
         """None if Kafka answers."""
@@ -162,7 +150,7 @@ class AckConsumer:
                     {tp.partition: at for tp, at in begin.items()},
                     {tp.partition: at for tp, at in end.items()},
                 )
-            except (*_AWAY, *_STORE_AWAY) as error:
+            except (*_AWAY, *STORE_AWAY) as error:
                 LOOP_ERRORS.labels("place").inc()
                 self._log.warning("acks wait: the stored offsets cannot be read", error=repr(error))
                 await asyncio.sleep(backoff.next())
@@ -233,87 +221,16 @@ class AckConsumer:
 
     async def _apply(self, batch: Batch) -> bool:
         """Apply one batch; False if it is not ours to apply, or not known to be."""
-        began, generation = time.monotonic(), self._assignment.generation
-        good, bad = _parsed(batch.records)
-        self._breaker.judge(len(batch.records), len(bad))
-        metrics.LAG_SECONDS.set(max(0.0, time.time() - min(r.timestamp for r in batch.records) / 1000))
-        buried = 0
-        while True:
-            for record, error in bad[buried:]:
-                if not await self._bury(record, error, generation):
-                    return False
-            buried = len(bad)
-            changes = fold((ack for _, ack in good), ((record.partition, record.offset) for record, _ in good))
-            try:
-                if not await self._commit(batch, changes, [Bad.of(*one) for one in bad], generation):
-                    return False
-                break
-            except UnknownConversationsError as unknown:
-                error = "conversation_id: there is no such conversation"
-                bad += [(record, error) for record, ack in good if ack.conversation_id.lower() in unknown.ids]
-                good = [one for one in good if one[1].conversation_id.lower() not in unknown.ids]
-            except BadAckError as refused:
-                if len(batch.records) > 1:
-                    return await self._one_by_one(batch)
-                bad += [(record, str(refused)) for record, _ in good]
-                good = []
-        metrics.BATCH_RECORDS.observe(len(batch.records))
-        metrics.BATCH_SECONDS.observe(time.monotonic() - began)
+        generation = self._assignment.generation
+
+        def ours() -> bool:
+            return self._assignment.generation == generation
+
+        # A rebalance meanwhile has emptied the positions, and what follows was read for the old assignment.
+        if not await self._applier.apply(batch, self._assignment.cluster, ours) or not ours():
+            return False
+        self._assignment.next.update((part, span.upto) for part, span in batch.spans.items())
         return True
-
-    async def _one_by_one(self, batch: Batch) -> bool:
-        """Apply a batch's records each by itself: the store does not take one of them."""
-        fetched = Fetched()
-        for record in batch.records:
-            fetched.setdefault(record.partition, []).append(record)
-        for one in batches(fetched, self._assignment.next, max_bytes=1):
-            if not await self._apply(one):
-                return False
-        return True
-
-    async def _bury(self, record: Consumed, error: str, generation: int) -> bool:
-        backoff = Backoff()
-        while self._assignment.generation == generation:
-            try:
-                await self._graves.bury(record, error)
-            except _AWAY as problem:
-                LOOP_ERRORS.labels("bury").inc()
-                self._log.warning("acks wait: a bad record cannot be put away", error=repr(problem))
-                await asyncio.sleep(backoff.next())
-            else:
-                self._log.warning(
-                    "a bad record was put away", partition=record.partition, offset=record.offset, error=error
-                )
-                return True
-        return False
-
-    async def _commit(self, batch: Batch, changes: Changes, bad: list[Bad], generation: int) -> bool:
-        """Apply changes and offsets, again and again while the store is away; False once another process has them.
-
-        Raises `UnknownConversationsError` and `BadAckError`: nothing is applied.
-        """
-        backoff = Backoff()
-        while self._assignment.generation == generation:
-            try:
-                counted = await self._store.apply(self._assignment.cluster, batch.spans, changes, bad)
-            except OffsetsMovedError:
-                metrics.FENCED.inc()
-                self._log.info("another process moved the offsets", partitions=sorted(batch.spans))
-                # Kafka may give the partition back and forth for a while; each round reads the stored offsets.
-                await asyncio.sleep(backoff.next())
-                return False
-            except _STORE_AWAY as error:
-                LOOP_ERRORS.labels("apply").inc()
-                self._log.warning("acks wait: they cannot be applied", error=repr(error), acks=len(batch.records))
-                await asyncio.sleep(backoff.next())
-                continue
-            count(counted)
-            # A rebalance meanwhile has emptied it, and what follows was read for the old assignment.
-            if self._assignment.generation != generation:
-                return False
-            self._assignment.next.update((part, span.upto) for part, span in batch.spans.items())
-            return True
-        return False
 
     def _show_lag(self, kafka: AIOKafkaConsumer, *, idle: bool) -> None:
         if idle:
@@ -323,17 +240,6 @@ class AckConsumer:
         metrics.LAG_RECORDS.set(
             sum(max(0, (ends.get(part) or 0) - offset) for part, offset in self._assignment.next.items())
         )
-
-
-def _parsed(records: list[Consumed]) -> tuple[list[tuple[Consumed, Ack]], list[tuple[Consumed, str]]]:
-    good: list[tuple[Consumed, Ack]] = []
-    bad: list[tuple[Consumed, str]] = []
-    for record in records:
-        try:
-            good.append((record, parse(record)))
-        except BadRequestError as error:
-            bad.append((record, f"{error.field}: {error.message}"))
-    return good, bad
 
 
 async def _close(kafka: AIOKafkaConsumer) -> None:

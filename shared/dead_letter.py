@@ -1,11 +1,12 @@
-"""Records that a consumer cannot read: kept in the dead-letter topic with where they came from, then skipped."""
+"""Records that a consumer cannot read: kept in the dead-letter topic and on the desk, with where they came from."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 from aiokafka.errors import KafkaError
 
 from shared.kafka import partition_of, producer
@@ -18,8 +19,44 @@ if TYPE_CHECKING:
 
 _MAX_ERROR = 500
 _MAX_VALUE = 900_000
+_MAX_HEADERS = 32
+_MAX_HEADER = 1_000
 _BURY_S = 15.0
 _CLOSE_S = 2.0
+
+
+class BadRecord(NamedTuple):
+    """A record as the desk's functions take it (migration `letters`). No text holds what Postgres does not take.
+
+    ``headers``: a JSON array of pairs [name, text], of which bytes that are not UTF-8 are replaced.
+    """
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: str
+    error: str
+
+    @classmethod
+    def of(cls, record: Consumed, error: str) -> BadRecord:
+        """A record, and what is wrong with it: a word for the kind of fault, a colon, and more."""
+        headers = [
+            (_plain(name, _MAX_HEADER), _plain((value or b"").decode(errors="replace"), _MAX_HEADER))
+            for name, value in record.headers[:_MAX_HEADERS]
+        ]
+        return cls(
+            record.partition,
+            record.offset,
+            record.key,
+            record.value,
+            msgspec.json.encode(headers).decode(),
+            _plain(error, _MAX_ERROR),
+        )
+
+
+def _plain(text: str, most: int) -> str:
+    return text[:most].replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
 class Graves:

@@ -10,6 +10,8 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError
 from aiokafka.partitioner import murmur2
 
+from shared.keeping import ERASE_WITHIN_S, keeping, shorten
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -49,6 +51,14 @@ class Topics:
     def of_outbox(self, topic: str) -> str:
         """The full name of a topic as an outbox row names it: without the prefix."""
         return f"{self.prefix}.{topic}"
+
+    def in_outbox(self, topic: str) -> str:
+        """A topic's full name as outbox rows and dead letters have it: without the prefix."""
+        return topic.removeprefix(f"{self.prefix}.")
+
+    def without_prefix(self, name: str) -> str:
+        """A full name as an outbox row names the topic."""
+        return name.removeprefix(f"{self.prefix}.")
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -131,9 +141,17 @@ def partitions(topics: Iterable[str]) -> list[TopicPartition]:
     return [TopicPartition(topic, part) for topic in topics for part in range(PARTITIONS)]
 
 
-async def ensure_topics(bootstrap: str, topics: Topics, *, replication: int = 1, min_insync: int = 1) -> None:
+async def ensure_topics(
+    bootstrap: str,
+    topics: Topics,
+    *,
+    replication: int = 1,
+    min_insync: int = 1,
+    erase_within_s: float = ERASE_WITHIN_S,
+) -> None:
     """Make the topics that are missing. Safe to call from several processes at once.
 
+    None keeps a record for longer than ``erase_within_s``; one that does is changed.
     Raises `RuntimeError` if a topic is there with another number of partitions: shards and partitions would part.
     """
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap, request_timeout_ms=30_000)
@@ -146,7 +164,7 @@ async def ensure_topics(bootstrap: str, topics: Topics, *, replication: int = 1,
                 name=name,
                 num_partitions=PARTITIONS,
                 replication_factor=replication,
-                topic_configs={"min.insync.replicas": str(min_insync)},
+                topic_configs={"min.insync.replicas": str(min_insync), **keeping(erase_within_s)},
             )
             try:
                 await admin.create_topics([wanted], timeout_ms=30_000)
@@ -157,6 +175,7 @@ async def ensure_topics(bootstrap: str, topics: Topics, *, replication: int = 1,
                 raise RuntimeError(
                     f"{described['topic']} has {len(described['partitions'])} partitions, not {PARTITIONS}"
                 )
+        await shorten(admin, there.intersection(topics.all), erase_within_s)
     finally:
         await admin.close()
 

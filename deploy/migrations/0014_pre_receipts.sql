@@ -13,7 +13,7 @@ END;
 -- Class of the advisory locks of those who write marks; the second key is the shard of the conversations.
 CREATE FUNCTION receipts_lock_class() RETURNS int
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN 20818;
+RETURN 20821;
 
 -- One writer of receipts and device cursors per shard, from here to the end of its transaction: then no row needs a lock
 -- of its own. Called before the first look at them, in a statement of its own; in the order of shards.

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from aiokafka import AIOKafkaConsumer
 
     from services.gateway.fanout import Fanout
+    from services.gateway.letters import Letters
     from services.gateway.sweep import Sweep
     from shared.kafka import Consumed, Topics
 
@@ -50,9 +51,9 @@ _AWAY = (KafkaError, OSError, TimeoutError)
 class Stream:
     """Reads a topic into the fan-out. ``started`` is set once all positions are fixed for the first time.
 
-    ``sweep`` is told what came, and carries delivery while nothing comes. ``pause_s``: the least time between two
-    reads. Each one asks for every partition, which costs this process and the broker milliseconds, however few records
-    come. ``away``: what is wrong with Kafka, None while it answers.
+    ``sweep`` is told what came, and carries delivery while nothing comes; ``letters`` gets what cannot be read.
+    ``pause_s``: the least time between two reads. Each one asks for every partition, which costs this process and the
+    broker milliseconds, however few records come. ``away``: what is wrong with Kafka, None while it answers.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Stream:
         client_id: str,
         pause_s: float,
         sweep: Sweep,
+        letters: Letters,
     ) -> None:
         self._bootstrap = bootstrap
         self._topic = topic
@@ -74,6 +76,7 @@ class Stream:
         self._client_id = client_id
         self._pause_s = pause_s
         self._sweep = sweep
+        self._letters = letters
         self.started = asyncio.Event()
         self.away: str | None = "starting"
         self._lag_s = 0.0
@@ -179,3 +182,4 @@ class Stream:
             await self._graves.bury(record, error)
         except _AWAY as away:
             logger(__name__).error("it could not be kept as a dead letter", error=type(away).__name__)
+        self._letters.note(record, error)

@@ -10,12 +10,12 @@ import asyncpg
 from aiokafka.errors import KafkaError
 
 from services.receipts import metrics
-from services.receipts.bad import Bad
 from services.receipts.batch import Fetched, batches
 from services.receipts.fold import fold
 from services.receipts.records import parse
 from services.receipts.store import BadAckError, OffsetsMovedError, UnknownConversationsError
 from shared.clock import Backoff
+from shared.dead_letter import BadRecord
 from shared.errors import BadRequestError
 from shared.logging import logger
 from shared.metrics import LOOP_ERRORS
@@ -67,7 +67,7 @@ class Applier:
         ``ours`` says whether it still is. ``buried``: records of it that are in the topic of dead letters already.
         Raises `BreakerTrippedError`: then nothing was applied and nothing put away.
         """
-        began = time.monotonic()
+        began, backoff = time.monotonic(), Backoff()
         good, bad = _parsed(batch.records)
         self._breaker.judge(len(batch.records), len(bad))
         metrics.LAG_SECONDS.set(max(0.0, time.time() - min(r.timestamp for r in batch.records) / 1000))
@@ -78,7 +78,7 @@ class Applier:
             buried |= {_place(record) for record, _ in bad}
             changes = fold((ack for _, ack in good), (_place(record) for record, _ in good))
             try:
-                if not await self._commit(batch, cluster, changes, [Bad.of(*one) for one in bad], ours):
+                if not await self._commit(batch, cluster, changes, [BadRecord.of(*one) for one in bad], ours):
                     return False
                 break
             except UnknownConversationsError as unknown:
@@ -90,6 +90,10 @@ class Applier:
             except BadAckError as refused:
                 if len(batch.records) > 1:
                     return await self._one_by_one(batch, cluster, ours, buried)
+                if not good:
+                    LOOP_ERRORS.labels("apply").inc()
+                    _log.error("acks wait: the desk does not take a bad record", error=str(refused))
+                    await asyncio.sleep(backoff.next())
                 bad += [(record, str(refused)) for record, _ in good]
                 good = []
         metrics.BATCH_RECORDS.observe(len(batch.records))
@@ -123,7 +127,7 @@ class Applier:
         return False
 
     async def _commit(
-        self, batch: Batch, cluster: str, changes: Changes, bad: list[Bad], ours: Callable[[], bool]
+        self, batch: Batch, cluster: str, changes: Changes, bad: list[BadRecord], ours: Callable[[], bool]
     ) -> bool:
         """Apply changes and offsets, again and again while the store is away; False once another process has them.
 

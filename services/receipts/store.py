@@ -15,9 +15,9 @@ from shared.statements import statements
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from services.receipts.bad import Bad
     from services.receipts.batch import Span
     from services.receipts.fold import Changes
+    from shared.dead_letter import BadRecord
     from shared.postgres import Pool
 
 _SQL = statements(__file__)
@@ -99,7 +99,7 @@ class Store:
         return await self.stored(cluster, list(begin))
 
     async def apply(
-        self, cluster: str, spans: Mapping[int, Span], changes: Changes, bad: Sequence[Bad] = ()
+        self, cluster: str, spans: Mapping[int, Span], changes: Changes, bad: Sequence[BadRecord] = ()
     ) -> list[Counted]:
         """Apply a batch with its offsets, and put its bad records on the desk; or nothing.
 

@@ -86,6 +86,12 @@ async def test_list_and_show_print_one_document(waybill: Commands, owner_db: asy
     assert (shown.document["payload"], shown.document["payload_encoding"]) == ({"seq": 7}, "json")
     assert (await waybill.run("dead", "show", shown.document["event_id"], "--json")).document == shown.document
 
+    read = await bury(owner_db, origin="acks.v1")
+    of_acks = await waybill.run("dead", "list", "--json", "--origin", "acks.v1")
+    assert [letter["dead_id"] for letter in of_acks.document["letters"]] == [read]
+    again = await waybill.run("dead", "retry", "--all", "--origin", "acks.v1", "--json")
+    assert [result["dead_id"] for result in again.document["results"]] == [read]
+
 
 async def test_tables_are_for_people(waybill: Commands, owner_db: asyncpg.Connection) -> None:
     assert (await waybill.run("dead", "list")).out == "No dead letters.\n"

@@ -76,7 +76,7 @@ async def test_each_filter_limits(desk: Pool, owner_db: asyncpg.Connection) -> N
     event_id = uuid.uuid4()
     one = await bury(owner_db, 1, event_id=event_id)
     two = await bury(owner_db, 2, state="sent")
-    three = await bury(owner_db, 3, origin="waybill.acks.v1")
+    three = await bury(owner_db, 3, origin="acks.v1")
     four = await bury(owner_db, 1, state="discarded")
 
     async def found(**wanted: object) -> set[int]:
@@ -88,7 +88,7 @@ async def test_each_filter_limits(desk: Pool, owner_db: asyncpg.Connection) -> N
     assert await found(conversation_id=str(conversation(1)).upper()) == {one, four}
     assert await found(event_id=str(event_id)) == {one}
     assert await found(shard=shard_of(2)) == {two}
-    assert await found(origin="waybill.acks.v1") == {three}
+    assert await found(origin="acks.v1") == {three}
     assert await found(states=("dead",), conversation_id=str(conversation(1)), shard=shard_of(1)) == {one}
 
 
@@ -292,12 +292,21 @@ async def test_what_is_settled_is_not_tried_again(desk: Pool, owner_db: asyncpg.
     assert await actions(owner_db, letter) == []
 
 
-async def test_what_a_consumer_read_is_not_tried_again(desk: Pool, owner_db: asyncpg.Connection) -> None:
-    letter = await bury(owner_db, origin="waybill.acks.v1")
-    with pytest.raises(ConflictError, match=r"waybill\.acks\.v1"):
-        only(await retry(desk, [letter], "ada"))
-    assert await state_of(owner_db, letter) == "dead"
-    assert only(await discard(desk, [letter], "an old client", "ada")).changed
+async def test_what_nobody_tries_again_is_refused(desk: Pool, owner_db: asyncpg.Connection) -> None:
+    """A gateway's letter says where to turn; that of a consumer that looks for its own is not among these."""
+    for origin, why in (("events.v1", r"waybill relay rewind"), ("receipts.v1", "relay"), ("orders.v1", "nobody")):
+        letter = await bury(owner_db, origin=origin)
+        assert (await show(desk, str(letter))).retry is None
+        with pytest.raises(ConflictError, match=why):
+            only(await retry(desk, [letter], "ada"))
+        assert await state_of(owner_db, letter) == "dead"
+        assert only(await discard(desk, [letter], "an old client", "ada")).changed
+        with pytest.raises(ConflictError, match="discarded"):
+            only(await retry(desk, [letter], "ada"))
+        assert await actions(owner_db, letter) == [("discard", "ada", "an old client")]
+    acks = await bury(owner_db, origin="acks.v1")
+    assert (await show(desk, str(acks))).retry == "any_order"
+    assert only(await retry(desk, [acks], "ada")).state == "retrying"
 
 
 async def test_each_of_several_has_its_own_result(desk: Pool, owner_db: asyncpg.Connection) -> None:

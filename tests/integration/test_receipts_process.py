@@ -216,6 +216,7 @@ async def test_a_bad_record_is_put_away_and_skipped(stage: Stage) -> None:
         (id_, b"not json"),
         (id_, b"\xff"),
         (id_, json.dumps({"kind": "read"}).encode()),
+        (id_, json.dumps({"kind": "\0"}).encode()),
         (str(uuid.uuid4()), value_of(Mark(id_, "anna", "phone", "read", 0, 9))),
     ]
     good = [Mark(id_, "anna", "phone", "read", 0, 3), Mark(id_, "anna", "phone", "read", 0, 4)]
@@ -229,9 +230,9 @@ async def test_a_bad_record_is_put_away_and_skipped(stage: Stage) -> None:
             source, _, partition = (header(record.headers, "dead_source") or "").partition("/")
             assert (source, int(partition)) == (stage.topics.acks, record.partition)
             assert header(record.headers, "dead_attempts") == "1"
-            assert (header(record.headers, "dead_error") or "").startswith(("value:", "key:", "seq:"))
-        assert [header(r.headers, "dead_offset") for r in dead if r.key == id_.encode()] == ["1", "2", "3"]
-        assert (await process.metrics())[f'waybill_bad_records_total{{topic="{stage.topics.acks}"}}'] == 4
+            assert (header(record.headers, "dead_error") or "").startswith(("value:", "key:", "seq:", "kind:"))
+        assert [header(r.headers, "dead_offset") for r in dead if r.key == id_.encode()] == ["1", "2", "3", "4"]
+        assert (await process.metrics())[f'waybill_bad_records_total{{topic="{stage.topics.acks}"}}'] == 5
         assert (await process.get("/readyz"))[0] == 200
 
 

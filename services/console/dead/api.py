@@ -38,7 +38,7 @@ def router(pool: Pool, who: Callable[[Request], str]) -> APIRouter:
         conversation: str | None = None,
         event: str | None = None,
         shard: Annotated[int | None, Query(ge=0, le=63)] = None,
-        origin: str | None = None,
+        origin: Annotated[str | None, Query(description="`outbox`, or the topic that a consumer read it from.")] = None,
         order: Annotated[Literal["newest", "oldest"], Query(description="Which one comes first.")] = "newest",
         after: Annotated[str | None, Query(description="The `next` of the page before.")] = None,
         limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 50,

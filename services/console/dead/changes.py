@@ -38,15 +38,17 @@ _SETTLED: dict[State, str] = {
     "retrying": "it is being tried again just now",
 }
 
+_STREAMS = ("events.v1", "receipts.v1")
+
 log = logger(__name__)
 
 
 async def retry(pool: Pool, ids: Iterable[int], who: str) -> list[Change]:
-    """Ask the relay to publish these dead letters (at most `MAX_IDS`) again; a result each, in the order of ids.
+    """Ask for these dead letters (at most `MAX_IDS`) to be tried again; a result each, in the order of ids.
 
-    One that is `retrying` already stays so. Refused in its result: one that is not there (`not_found`), that is
-    settled, or that a consumer read from a topic (`conflict`). Raises `BadRequestError` with the field, and
-    `UnavailableError`: then asking again is safe.
+    The relay publishes its own, a consumer processes what it has read. One that is `retrying` already stays so. Refused
+    in its result: one that is not there (`not_found`), that is settled, or that nobody tries again (`conflict`). Raises
+    `BadRequestError` with the field, and `UnavailableError`: then asking again is safe.
     """
     asked, by = _ids(ids), _text(who, "who", MAX_WHO)
     with unavailable_if_away():
@@ -57,11 +59,11 @@ async def retry(pool: Pool, ids: Iterable[int], who: str) -> list[Change]:
 
 
 async def retry_matching(pool: Pool, wanted: Filter, who: str, *, cap: int) -> list[Change]:
-    """As `retry`, for at most ``cap`` (1 to `MAX_IDS`) dead letters of the outbox that match, the oldest first."""
+    """As `retry`, for at most ``cap`` (1 to `MAX_IDS`) dead letters that match and can be, the oldest first."""
     if not 1 <= cap <= MAX_IDS:
         raise BadRequestError(f"expected a number from 1 to {MAX_IDS}", field="limit")
     _text(who, "who", MAX_WHO)
-    ids = await oldest_ids(pool, replace(wanted, states=("dead",), origin="outbox"), cap)
+    ids = await oldest_ids(pool, replace(wanted, states=("dead",), retriable=True), cap)
     return await retry(pool, ids, who) if ids else []
 
 
@@ -127,10 +129,15 @@ def _retried(dead_id: int, row: Record | None) -> Change:
     before: State = row["before"]
     if row["changed"] or before == "retrying":
         return Change(dead_id, "retrying", row["changed"])
-    if row["origin"] != "outbox":
-        why = f"a consumer read it from {row['origin']}, where it still is; it can be discarded only"
-    else:
+    if before != "dead":
         why = _SETTLED[before]
+    elif row["origin"] in _STREAMS:
+        why = (
+            f"a gateway read it from {row['origin']}, and pushes what the relay publishes: retry the relay's letter, "
+            "or publish the shard again (`waybill relay rewind`); this one can be discarded only"
+        )
+    else:
+        why = f"nobody tries what was read from {row['origin']} again; it can be discarded only"
     return refused(dead_id, before, ConflictError(f"letter {dead_id}: {why}"))
 
 

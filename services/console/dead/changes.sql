@@ -4,7 +4,7 @@ WITH asked AS (
     SELECT dead_id, state, origin FROM dead_letter WHERE dead_id = ANY ($1::bigint[]) ORDER BY dead_id FOR NO KEY UPDATE
 ), changed AS (
     UPDATE dead_letter AS d SET state = 'retrying'
-    FROM asked AS a WHERE d.dead_id = a.dead_id AND a.state = 'dead' AND a.origin = 'outbox'
+    FROM asked AS a WHERE d.dead_id = a.dead_id AND a.state = 'dead' AND can_retry_letter(a.origin)
     RETURNING d.dead_id
 ), noted AS (
     INSERT INTO dead_letter_action (dead_id, action, who) SELECT dead_id, 'retry', $2 FROM changed

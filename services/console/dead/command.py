@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
 dead = typer.Typer(
     name="dead",
-    help="Dead letters: records that Kafka refused for good. List them, look at one, try again, give up.",
+    help="Dead letters: records that Kafka refused for good, or that a consumer could not process. List them, look at "
+    "one, try again, give up.",
     no_args_is_help=True,
 )
 
 Conversation = Annotated[str | None, typer.Option("--conversation", help="Of this conversation.")]
 Event = Annotated[str | None, typer.Option("--event", help="Of this event.")]
 Shard = Annotated[int | None, typer.Option("--shard", min=0, max=63, help="Of this shard.")]
+Origin = Annotated[
+    str | None, typer.Option("--origin", help="`outbox`, or the topic that a consumer read them from (`acks.v1`).")
+]
 
 
 @dead.command("list")
@@ -35,6 +39,7 @@ def list_(
     conversation: Conversation = None,
     event: Event = None,
     shard: Shard = None,
+    origin: Origin = None,
     oldest: Annotated[bool, typer.Option("--oldest", help="The oldest first; default: the newest.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=letters.MAX_LIMIT, help="At most so many.")] = 50,
     after: Annotated[str | None, typer.Option(help="Go on behind a page: its `next`.")] = None,
@@ -44,7 +49,7 @@ def list_(
     """List dead letters."""
 
     async def work(pool: Pool) -> Page:
-        wanted = Filter(tuple(only or ()), conversation, event, shard)
+        wanted = Filter(tuple(only or ()), conversation, event, shard, origin)
         return await letters.page(pool, wanted, newest=not oldest, after=after, limit=limit)
 
     page = run(state, work)
@@ -77,6 +82,7 @@ def retry(
     conversation: Conversation = None,
     event: Event = None,
     shard: Shard = None,
+    origin: Origin = None,
     limit: Annotated[int, typer.Option(min=1, max=MAX_IDS, help="With --all: at most so many.")] = 100,
     wait: Annotated[float | None, typer.Option(min=0, help="Wait so many seconds for what becomes of them.")] = None,
     who: Who = None,
@@ -86,13 +92,13 @@ def retry(
     """Try letters again; exit code 1 if one is refused, or after --wait dead again."""
     if bool(ids) == every:
         raise typer.BadParameter("name letters, or --all")
-    if not every and (conversation, event, shard) != (None, None, None):
-        raise typer.BadParameter("--conversation, --event and --shard go with --all")
+    if not every and (conversation, event, shard, origin) != (None, None, None, None):
+        raise typer.BadParameter("--conversation, --event, --shard and --origin go with --all")
     name = name_of(who)
 
     async def work(pool: Pool) -> list[Change]:
         if every:
-            wanted = Filter(conversation_id=conversation, event_id=event, shard=shard)
+            wanted = Filter(conversation_id=conversation, event_id=event, shard=shard, origin=origin)
             made = await changes.retry_matching(pool, wanted, name, cap=limit)
         else:
             made = await changes.retry(pool, ids or (), name)

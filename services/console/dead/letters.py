@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from services.console.dead.schemas import Action, Detail, Letter, Page, Place, Try
+from services.console.dead.schemas import Action, Detail, Letter, Page, Place, Reading, Try
 from shared.clock import wire_time
 from shared.contracts.words import MAX_SEQ, UUID
 from shared.errors import BadRequestError, NotFoundError
@@ -114,6 +114,16 @@ def readable(payload: bytes) -> tuple[Literal["json", "base64"], msgspec.Raw]:
         return "base64", msgspec.Raw(msgspec.json.encode(base64.b64encode(payload).decode()))
 
 
+def text_or_base64(key: bytes | None) -> tuple[Literal["text", "base64"] | None, str | None]:
+    """A record's key as it can be told; None for none."""
+    if key is None:
+        return None, None
+    try:
+        return "text", key.decode()
+    except UnicodeDecodeError:
+        return "base64", base64.b64encode(key).decode()
+
+
 def pairs(headers: Sequence[str | None]) -> list[tuple[str | None, str | None]]:
     """A row's list of names and values as pairs; the last value is None where the list is odd."""
     return list(zip_longest(headers[::2], headers[1::2]))
@@ -143,12 +153,14 @@ def _position(after: str) -> tuple[datetime, int]:
         raise BadRequestError("expected the `next` of a page", field="after") from None
 
 
-def _parameters(wanted: Filter) -> tuple[Sequence[str], str | None, str | None, int | None, str | None]:
-    return wanted.states, wanted.conversation_id, wanted.event_id, wanted.shard, wanted.origin
+def _parameters(wanted: Filter) -> tuple[Sequence[str], str | None, str | None, int | None, str | None, bool]:
+    return wanted.states, wanted.conversation_id, wanted.event_id, wanted.shard, wanted.origin, wanted.retriable
 
 
 def _letter(row: Record) -> Letter:
     offset = row["kafka_offset"]
+    read_at = row["origin_offset"]
+    encoding, key = text_or_base64(row["record_key"])
     return Letter(
         dead_id=row["dead_id"],
         state=row["state"],
@@ -168,6 +180,12 @@ def _letter(row: Record) -> Letter:
         settled_at=_time(row["settled_at"]),
         retry=row["retry"],
         place=None if offset is None else Place(row["topic"], row["shard"], offset),
+        read_from=None
+        if read_at is None
+        else Reading(row["origin"], row["origin_partition"], read_at, row["origin_cluster"]),
+        key=key,
+        key_encoding=encoding,
+        payload_cut_from=row["cut_from"],
     )
 
 

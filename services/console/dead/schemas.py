@@ -34,17 +34,30 @@ class Place(msgspec.Struct, frozen=True):
     offset: int
 
 
+class Reading(msgspec.Struct, frozen=True):
+    """Where a consumer read a record. ``topic`` is without the prefix; ``cluster`` is Kafka's id of itself."""
+
+    topic: str
+    partition: int
+    offset: int
+    cluster: str
+
+
 class Letter(msgspec.Struct, frozen=True, kw_only=True):
-    """A dead letter. ``retry``: whether one asked for now would keep the order; null where none can be asked for."""
+    """A dead letter.
+
+    ``retry``: whether one asked for now would keep the order; `any_order` where order does not matter, null where none
+    can be asked for.
+    """
 
     dead_id: int
     state: State
     origin: Annotated[str, Meta(description="`outbox`, or the topic that a consumer read it from.")]
     shard: int
     outbox_id: int | None
-    conversation_id: str
+    conversation_id: Annotated[str | None, Meta(description="Null where a consumer's record has no UUID as its key.")]
     seq: int | None
-    event_id: str
+    event_id: Annotated[str | None, Meta(description="Null where a consumer's record names none.")]
     topic: str
     type: str
     payload_bytes: int
@@ -53,18 +66,29 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     created_at: str
     died_at: str
     settled_at: str | None
-    retry: Literal["in_order", "late"] | None
+    retry: Literal["in_order", "late", "any_order"] | None
     place: Annotated[Place | None, Meta(description="Once it was sent.")]
+    read_from: Annotated[Reading | None, Meta(description="Of a consumer's record.")] = None
+    key: Annotated[str | None, Meta(description="Of a consumer's record; at most its first KiB.")] = None
+    key_encoding: Annotated[
+        Literal["text", "base64"] | None, Meta(description="`base64` where the key is not UTF-8.")
+    ] = None
+    payload_cut_from: Annotated[
+        int | None, Meta(description="How many bytes the payload had, where only its beginning is kept.")
+    ] = None
 
 
 class Try(msgspec.Struct, frozen=True):
-    """An attempt to publish it; ``error`` is null for one that succeeded. ``owner``, ``epoch``: the relay's lease."""
+    """An attempt to publish or to process it; ``error`` is null for one that succeeded.
+
+    ``owner``, ``epoch``: the relay's lease; of a consumer's record the service, and null.
+    """
 
     attempt: int
     at: str
     error: str | None
     owner: str
-    epoch: int
+    epoch: int | None
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -81,7 +105,8 @@ class Detail(Letter, frozen=True, kw_only=True):
 
     source: str
     headers: Annotated[
-        list[tuple[str | None, str | None]], Meta(description="The outbox row's own; null where its list has nothing.")
+        list[tuple[str | None, str | None]],
+        Meta(description="The outbox row's or the record's own; null where its list has nothing."),
     ]
     payload_encoding: Annotated[
         Literal["json", "base64"], Meta(description="`base64` where the payload is not JSON: then it is a string.")
@@ -109,8 +134,8 @@ class Refusal(msgspec.Struct, frozen=True):
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of one letter. ``changed`` is false for a repeat.
 
-    ``state`` is what it is in now, null if there is no such letter. ``last_error``: what Kafka said, where a retry that
-    was waited for ended dead again.
+    ``state`` is what it is in now, null if there is no such letter. ``last_error``: what Kafka or the consumer said,
+    where a retry that was waited for ended dead again.
     """
 
     dead_id: int
@@ -145,13 +170,17 @@ class Reason(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which letters; what is None or empty does not limit. Raises `BadRequestError` with the field at fault."""
+    """Which letters; what is None or empty does not limit. ``retriable``: only those that somebody would try again.
+
+    Raises `BadRequestError` with the field at fault.
+    """
 
     states: tuple[str, ...] = ()
     conversation_id: str | None = None
     event_id: str | None = None
     shard: int | None = None
     origin: str | None = None
+    retriable: bool = False
 
     def __post_init__(self) -> None:
         if not set(self.states) <= set(STATES):

@@ -10,9 +10,9 @@ from services.console.terminal import table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from services.console.dead.schemas import Change, Detail, Page
+    from services.console.dead.schemas import Change, Detail, Page, Reading
 
-_ORDER = {"in_order": "in order", "late": "late", None: ""}
+_ORDER = {"in_order": "in order", "late": "late", "any_order": "in any order", None: ""}
 
 
 def listing(page: Page) -> list[Table | str]:
@@ -22,8 +22,8 @@ def listing(page: Page) -> list[Table | str]:
             letter.dead_id,
             letter.state,
             _second(letter.died_at),
-            letter.topic,
-            letter.conversation_id,
+            letter.topic if letter.read_from is None else _reading(letter.read_from),
+            letter.conversation_id or (letter.key or "")[:36],
             letter.seq,
             letter.attempts,
             _ORDER[letter.retry],
@@ -33,7 +33,7 @@ def listing(page: Page) -> list[Table | str]:
     ]
     if not rows:
         return ["No dead letters."]
-    columns = ("letter", "state", "died", "topic", "conversation", "seq", "tries", "a retry comes", "error")
+    columns = ("letter", "state", "died", "topic", "conversation or key", "seq", "tries", "a retry comes", "error")
     more = [f"There are more: --after {page.next}"] if page.next else []
     return [table(columns, rows), *more]
 
@@ -48,27 +48,30 @@ def detail(letter: Detail) -> list[Table | str]:
             "in Kafka",
             letter.place and f"{letter.place.topic}, partition {letter.place.partition}, offset {letter.place.offset}",
         ),
+        ("read from", letter.read_from and f"{_reading(letter.read_from)}, of the cluster {letter.read_from.cluster}"),
+        ("key", letter.key if letter.key_encoding != "base64" else f"base64 {letter.key}"),
         ("topic", letter.topic),
-        ("type", letter.type),
-        ("source", letter.source),
+        ("type", letter.type or None),
+        ("source", letter.source or None),
         ("conversation", letter.conversation_id),
         ("seq", letter.seq),
         ("event", letter.event_id),
         ("origin", letter.origin),
         ("shard and id", f"{letter.shard}, {letter.outbox_id}" if letter.outbox_id is not None else letter.shard),
-        ("written", letter.created_at),
+        ("written" if letter.read_from is None else "read", letter.created_at),
         ("died", letter.died_at),
         ("redriven", letter.redriven_at),
         ("settled", letter.settled_at),
         ("headers", "\n".join(f"{name}: {_value(value)}" for name, value in letter.headers) or None),
-        (f"payload, {letter.payload_bytes} bytes", payload(letter)),
+        (f"payload, {_size(letter)}", payload(letter)),
     ]
     parts: list[Table | str] = [
         table(("", f"letter {letter.dead_id}"), [(name, value) for name, value in facts if value is not None])
     ]
     if letter.tries:
-        rows = [(t.attempt, _second(t.at), t.error or "taken by Kafka", t.owner, t.epoch) for t in letter.tries]
-        parts.append(table(("try", "at", "outcome", "relay", "epoch"), rows))
+        done, who = ("taken by Kafka", "relay") if letter.read_from is None else ("applied", "service")
+        rows = [(t.attempt, _second(t.at), t.error or done, t.owner, t.epoch) for t in letter.tries]
+        parts.append(table(("try", "at", "outcome", who, "epoch"), rows))
     if letter.actions:
         rows_of_actions = [(_second(a.at), a.action, a.who, a.reason) for a in letter.actions]
         parts.append(table(("at", "action", "who", "reason"), rows_of_actions))
@@ -92,6 +95,15 @@ def outcome(change: Change) -> str:
     told = {"retrying": "is being tried again", "sent": "is sent", "discarded": "is discarded"}
     text = told.get(change.state or "", f"is {change.state}")
     return f"letter {change.dead_id} {text}" + ("" if change.changed else " (it was before; nothing is changed)")
+
+
+def _reading(place: Reading) -> str:
+    return f"{place.topic}, partition {place.partition}, offset {place.offset}"
+
+
+def _size(letter: Detail) -> str:
+    cut = letter.payload_cut_from
+    return f"{letter.payload_bytes} bytes" + ("" if cut is None else f" of {cut}")
 
 
 def _second(at: str) -> str:

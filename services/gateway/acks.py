@@ -37,8 +37,8 @@ _MOST_MARKS = 100_000
 _MOST_OF_DEVICE = 100
 _MOST_UNFOLDED = 1_000
 _MOST_PAUSE_S = 0.1
-_REST = 9.0
-"""A flush may take a tenth of this process' time."""
+_REST = 19.0
+"""Building the batches may take a twentieth of this process' time; about as much goes into sending them."""
 
 _RETRY_MS = 1000
 _PRODUCE_ERRORS = (KafkaError, OSError, TimeoutError)
@@ -201,10 +201,9 @@ class Acks:
                 while True:
                     await self._some.wait()
                     await asyncio.sleep(pause_s)
-                    began = time.process_time()
-                    await self._flush(made)
+                    built_s = await self._flush(made)
                     # Under load acks are gathered for longer: more of them fold, and each batch brings more.
-                    pause_s = min(_MOST_PAUSE_S, max(self._flush_s, _REST * (time.process_time() - began)))
+                    pause_s = min(_MOST_PAUSE_S, max(self._flush_s, _REST * built_s))
                     backoff.reset()
             except _PRODUCE_ERRORS as error:
                 _LOOP.inc()
@@ -227,14 +226,16 @@ class Acks:
             return False
         return True
 
-    async def _flush(self, made: AIOKafkaProducer) -> None:
+    async def _flush(self, made: AIOKafkaProducer) -> float:
+        """Returns for how many seconds nothing else could run here."""
         self._some.clear()
+        built_s = 0.0
         while len(self._waiting):
             taken = self._waiting.take(_MOST_PER_FLUSH)
             self._in_flight = len(taken)
             try:
                 async with asyncio.timeout(_PRODUCE_S):
-                    await self._produce(made, taken)
+                    built_s += await self._produce(made, taken)
             except BaseException:
                 self._waiting.put_back(taken)
                 self._some.set()
@@ -243,21 +244,26 @@ class Acks:
                 self._in_flight = 0
                 ACKS_WAITING.set(len(self._waiting))
         self._flushed.set()
+        return built_s
 
-    async def _produce(self, made: AIOKafkaProducer, taken: Waiting) -> None:
-        confirmations: list[asyncio.Future[object]] = []
+    async def _produce(self, made: AIOKafkaProducer, taken: Waiting) -> float:
+        began = time.perf_counter()
+        built: list[tuple[BatchBuilder, int]] = []
         for partition, records in taken.records(wire_time(datetime.now(UTC))).items():
             batch = made.create_batch()
             for key, value in records:
                 if batch.append(key=key, value=value, timestamp=None) is None:
-                    confirmations.append(await self._send(made, batch, partition))
+                    built.append((batch, partition))
                     batch = made.create_batch()
                     batch.append(key=key, value=value, timestamp=None)
-            confirmations.append(await self._send(made, batch, partition))
+            built.append((batch, partition))
+        built_s = time.perf_counter() - began
+        confirmations = [await self._send(made, batch, partition) for batch, partition in built]
         outcomes = await asyncio.gather(*confirmations, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
+        return built_s
 
     async def _send(self, made: AIOKafkaProducer, batch: BatchBuilder, partition: int) -> asyncio.Future[object]:
         sent: asyncio.Future[object] = await made.send_batch(batch, self._topic, partition=partition)

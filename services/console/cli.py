@@ -14,9 +14,11 @@ from aiokafka.errors import KafkaError
 
 from deploy.local import endpoints
 from deploy.migrate import MigrationError, migrate_async
+from services.console.audit.command import check
 from services.console.dead.command import dead
 from services.console.demo.command import demo
 from services.console.relay.command import relay
+from services.console.retention.command import retention
 from services.console.revoke import revoke
 from services.console.settings import MigrateSettings
 from services.console.terminal import fail
@@ -93,8 +95,10 @@ def bench(context: typer.Context) -> None:
 
 app.command()(demo)
 app.command()(revoke)
+app.add_typer(check)
 app.add_typer(dead)
 app.add_typer(relay)
+app.add_typer(retention)
 
 
 async def _migrate(settings: MigrateSettings) -> None:
@@ -106,6 +110,7 @@ async def _migrate(settings: MigrateSettings) -> None:
             Topics(settings.topic_prefix),
             replication=settings.kafka_replication,
             min_insync=settings.kafka_min_insync,
+            erase_within_s=settings.erase_within_s,
         )
 
 

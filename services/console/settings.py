@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, HttpUrl, PostgresDsn, RedisDsn, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from shared.settings import PREFIX, AuthSettings, PostgresSettings, Settings
+from shared.settings import PREFIX, AuthSettings, ErasureSettings, PostgresSettings, Settings
 
 _DEFAULT = {
     "ingest": "http://127.0.0.1:9401",
@@ -40,7 +40,7 @@ class ConsoleSettings(Settings, PostgresSettings, AuthSettings):
 
 
 class CommandSettings(BaseSettings):
-    """What `waybill dead`, `waybill relay` and `waybill revoke` read from the environment."""
+    """What `waybill check`, `waybill dead`, `waybill relay` and `waybill revoke` read from the environment."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", hide_input_in_errors=True)
 
@@ -58,10 +58,8 @@ class CommandSettings(BaseSettings):
     )
 
 
-class MigrateSettings(BaseSettings):
+class MigrateSettings(ErasureSettings):
     """What `waybill migrate` reads from the environment."""
-
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", hide_input_in_errors=True)
 
     postgres_owner_url: PostgresDsn = Field(
         description="Address of Postgres with a role that may create roles; not through a pooler."

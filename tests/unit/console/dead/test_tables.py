@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from services.console.dead import tables
-from services.console.dead.letters import pairs, readable
-from services.console.dead.schemas import Action, Change, Detail, Letter, Page, Place, Refusal, Try, only
+from services.console.dead.letters import pairs, readable, text_or_base64
+from services.console.dead.schemas import Action, Change, Detail, Letter, Page, Place, Reading, Refusal, Try, only
 from services.console.terminal import plain, table
 from shared.errors import ConflictError, NotFoundError
 
@@ -91,6 +91,41 @@ def test_a_letter_is_drawn_with_tries_actions_and_place() -> None:
     ):
         assert word in text
     assert "settled" not in text
+
+
+def test_a_consumers_letter_is_drawn_with_where_it_was_read() -> None:
+    read = {
+        "origin": "acks.v1",
+        "topic": "acks.v1",
+        "read_from": Reading("acks.v1", 27, 41, "cluster-1"),
+        "conversation_id": None,
+        "event_id": None,
+        "outbox_id": None,
+        "type": "",
+        "retry": "any_order",
+        "key": "/w==",
+        "key_encoding": "base64",
+        "payload_cut_from": 200_000,
+        "source": "",
+        "tries": [Try(1, LETTER.died_at, "value: x", "receipts", None), Try(2, LETTER.died_at, None, "receipts", None)],
+    }
+    found = detail(**read)
+    text = drawn(tables.detail(found))
+    for word in ("partition 27, offset 41, of the cluster cluster-1", "base64 /w==", "9 bytes of 200000", "applied"):
+        assert word in text
+    for word in ("None", "relay", "source", "type", "conversation"):
+        assert word not in text
+    (listed, *_) = tables.listing(Page([found], None))
+    assert "acks.v1, partition 27, offset 41" in drawn([listed])
+
+
+def test_a_key_is_told_as_text_where_it_is_one() -> None:
+    assert [text_or_base64(key) for key in (None, b"", b"a", b"\xff")] == [
+        (None, None),
+        ("text", ""),
+        ("text", "a"),
+        ("base64", "/w=="),
+    ]
 
 
 def test_a_record_does_not_command_the_terminal() -> None:

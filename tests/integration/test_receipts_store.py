@@ -4,8 +4,9 @@ import asyncio
 import random
 import uuid
 from collections import Counter
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,13 +14,25 @@ from hypothesis import strategies as st
 
 from services.receipts.batch import Span
 from services.receipts.fold import Changes, Held, Mark
+from services.receipts.marks import Marks
 from services.receipts.store import OffsetsMovedError, Store
 from shared.kafka import partition_of
 from shared.postgres import Pool, open_pool
 from shared.ranges import OPEN, RangeSet
 from tests.databases import Database
 from tests.integration import receipts_stage as stage
-from tests.unit.receipts.histories import HEAD, VISIBLE, Change, Scene, acks, batched, changes
+from tests.unit.receipts.histories import (
+    HEAD,
+    VISIBLE,
+    Change,
+    History,
+    Scene,
+    acks,
+    batched,
+    histories,
+    honest,
+    shuffled,
+)
 
 TOPIC = "test.acks.v1"
 CLUSTER = "cluster-1"
@@ -44,30 +57,45 @@ class Log:
         return Counter({(one.kind, one.reason): one.amount for one in counted})
 
 
-async def play(owner: Pool, log: Log, steps: list[Held | Mark | Change], cuts: list[bool]) -> None:
-    """Play a history in batches that end where ``cuts`` says, and compare all that there is to compare after each."""
+@dataclass(frozen=True, slots=True)
+class Play:
+    """A scene that is played by the rule and by the SQL side by side."""
+
+    owner: Pool
+    log: Log
+    scene: Scene
+
+    async def history(self, history: History) -> None:
+        """Play a history, and compare all that there is to compare after each batch."""
+        for batch in history.batches():
+            if isinstance(batch, Change):
+                await self.change(batch)
+            else:
+                await self.acks(batch)
+
+    async def acks(self, said: list[Held | Mark]) -> None:
+        batch = batched(replace(ack, conversation_id=self.scene.conversation_id) for ack in said)
+        last_id, before = await newest(self.owner), self.scene.counted.copy()
+        self.scene.records.clear()
+        self.scene.apply(batch)
+        assert await self.log.apply(batch, len(said)) == self.scene.counted - before
+        await compare(self.owner, self.scene, last_id)
+
+    async def change(self, change: Change) -> None:
+        self.scene.change(change)
+        id_ = self.scene.conversation_id
+        await self.owner.execute(
+            "UPDATE conversation SET last_seq = $2 WHERE conversation_id = $1", id_, self.scene.head
+        )
+        if (visible := self.scene.visible[change.user]) is not None:
+            await stage.set_visible(self.owner, id_, change.user, visible)
+
+
+async def opened(owner: Pool, log: Log) -> Play:
+    """A scene of its own, at its beginning."""
     scene = Scene(str(uuid.uuid4()))
     await stage.seed(owner, scene.conversation_id, HEAD, VISIBLE)
-    batch: list[Held | Mark] = []
-    for step, cut in zip([*steps, None], [*cuts, True], strict=True):
-        if isinstance(step, Held | Mark):
-            batch.append(replace(step, conversation_id=scene.conversation_id))
-        if batch and (cut or not isinstance(step, Held | Mark)):
-            last_id = await newest(owner)
-            scene.records.clear()
-            before = scene.counted.copy()
-            scene.apply(batched(batch))
-            counted = await log.apply(batched(batch), len(batch))
-            batch = []
-            assert counted == scene.counted - before
-            await compare(owner, scene, last_id)
-        if isinstance(step, Change):
-            scene.change(step)
-            await owner.execute(
-                "UPDATE conversation SET last_seq = $2 WHERE conversation_id = $1", scene.conversation_id, scene.head
-            )
-            if step.visible is not None:
-                await stage.set_visible(owner, scene.conversation_id, step.user, step.visible)
+    return Play(owner, log, scene)
 
 
 async def newest(owner: Pool) -> int:
@@ -92,26 +120,88 @@ async def compare(owner: Pool, scene: Scene, after: int) -> None:
         assert record["delivered_seq"] == marks.delivered_seq
 
 
-@pytest.mark.promise("I8")
-def test_the_sql_does_what_the_pure_rule_does(module_database: Database) -> None:
-    steps = st.lists(st.tuples(acks | changes, st.booleans()), min_size=1, max_size=12)
-
+@contextmanager
+def playing(database: Database) -> Iterator[tuple[asyncio.Runner, Pool, Log]]:
+    """A loop for Hypothesis' examples, the owner's pool, and a log of its own on the store under the service's role."""
     with asyncio.Runner() as runner, ExitStack() as stack:
 
         def pool(url: str) -> Pool:
-            opened = open_pool(url, size=1, name="test")
-            stack.callback(lambda: runner.run(opened.__aexit__(None, None, None)))
-            return runner.run(opened.__aenter__())
+            made = open_pool(url, size=1, name="test")
+            stack.callback(lambda: runner.run(made.__aexit__(None, None, None)))
+            return runner.run(made.__aenter__())
 
-        owner, log = pool(module_database.owner_url), Log(Store(pool(module_database.url("receipts")), TOPIC))
+        owner, log = pool(database.owner_url), Log(Store(pool(database.url("receipts")), TOPIC))
         runner.run(log.open())
+        yield runner, owner, log
 
-        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-        @given(steps)
-        def check(history: list[tuple[Held | Mark | Change, bool]]) -> None:
-            runner.run(play(owner, log, [step for step, _ in history], [cut for _, cut in history]))
+
+EXAMPLES = settings(deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.promise("I8")
+def test_the_sql_does_what_the_pure_rule_does(module_database: Database) -> None:
+    """Every word of `test_the_histories_hold_every_word_of_the_rule` is in these histories."""
+    with playing(module_database) as (runner, owner, log):
+
+        async def one(history: History) -> None:
+            await (await opened(owner, log)).history(history)
+
+        @settings(EXAMPLES, max_examples=120)
+        @given(histories())
+        def check(history: History) -> None:
+            runner.run(one(history))
 
         check()
+
+
+@pytest.mark.promise("I8")
+def test_any_order_of_the_same_acks_ends_in_the_same_marks(module_database: Database) -> None:
+    """In the rule and in the SQL: two orders, each with repeats and cuts of its own."""
+    with playing(module_database) as (runner, owner, log):
+
+        async def end(history: History) -> dict[str, Marks]:
+            play = await opened(owner, log)
+            await play.history(history)
+            return play.scene.marks
+
+        @settings(EXAMPLES, max_examples=40)
+        @given(st.lists(acks, min_size=2, max_size=8), st.data())
+        def check(said: list[Held | Mark], data: st.DataObject) -> None:
+            ends = [runner.run(end(data.draw(shuffled(said)))) for _ in range(2)]
+            assert ends[0] == ends[1]
+
+        check()
+
+
+@pytest.mark.promise("I8")
+def test_a_replay_of_everything_changes_no_row(module_database: Database) -> None:
+    """After heads have grown and members have left and come back; in any order, twice, cut anywhere."""
+    with playing(module_database) as (runner, owner, log):
+
+        async def one(history: History, again: History) -> None:
+            play = await opened(owner, log)
+            await play.history(history)
+            rows = await all_of(owner, play.scene.conversation_id)
+            await play.history(again)
+            assert await all_of(owner, play.scene.conversation_id) == rows
+
+        @settings(EXAMPLES, max_examples=40)
+        @given(honest(), st.data())
+        def check(history: History, data: st.DataObject) -> None:
+            said = [step for step in history.steps if not isinstance(step, Change)]
+            runner.run(one(history, data.draw(shuffled(said))))
+
+        check()
+
+
+async def all_of(owner: Pool, id_: str) -> list[str]:
+    """Every row of marks and cursors, whole: also when it was changed last."""
+    rows = await owner.fetch(
+        "SELECT r::text AS line FROM receipt AS r WHERE conversation_id = $1"
+        " UNION ALL SELECT d::text FROM device_cursor AS d WHERE conversation_id = $1 ORDER BY line",
+        id_,
+    )
+    return [row["line"] for row in rows]
 
 
 @pytest.mark.promise("I8")

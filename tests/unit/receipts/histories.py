@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from hypothesis import strategies as st
 
@@ -26,11 +27,18 @@ DEVICES = ("phone", "laptop", "tablet")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The timeline grows by so many events, or a user's membership becomes this."""
+    """The timeline grows by so many events, or a user's membership becomes this.
+
+    ``moves``: the user leaves, or comes back, with an event of its own; who is there does not come back.
+    """
 
     grow: int = 0
     user: str = "anna"
     visible: RangeSet | None = None
+    moves: Literal["leaves", "returns"] | None = None
+
+
+Step = Held | Mark | Change
 
 
 @dataclass(slots=True)
@@ -49,6 +57,11 @@ class Scene:
         self.head += change.grow
         if change.visible is not None:
             self.visible[change.user] = change.visible
+        visible = self.visible[change.user]
+        if change.moves is not None and visible is not None:
+            self.head += 1
+            coming = RangeSet([(self.head, OPEN)]) if change.moves == "returns" else RangeSet()
+            self.visible[change.user] = visible.up_to(self.head) | coming
 
     def apply(self, changes: Changes) -> None:
         """One batch by the pure rule: delivered first, then the marks in order."""
@@ -102,10 +115,81 @@ unreads = st.builds(
     Mark, st.just(_SCENE_ID), _users, _devices, st.just("unread"), st.integers(1, 4), st.integers(0, HEAD + 3)
 )
 acks = helds | reads | unreads
-"""Version jumps, marks beyond the head, acks of what is not visible and devices side by side come by themselves."""
 
-changes = st.builds(Change, grow=st.integers(0, 4)) | st.builds(
-    Change,
-    user=st.sampled_from(["anna", "late", "left", "back"]),
-    visible=st.lists(_pairs | st.just((1, OPEN)), min_size=1).map(RangeSet),
+_members = st.sampled_from(["anna", "late", "left", "back"])
+_ordinary = st.builds(Change, grow=st.integers(0, 4)) | st.builds(
+    Change, user=_members, moves=st.sampled_from(["leaves", "returns"])
 )
+changes = _ordinary | st.builds(
+    Change, user=_members, visible=st.lists(_pairs | st.just((1, OPEN)), min_size=1).map(RangeSet)
+)
+"""Growing heads, and members who leave and come back, or of whom another range becomes visible than before."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Steps, and after each of them whether a batch ends there."""
+
+    steps: list[Step]
+    cuts: list[bool]
+
+    def batches(self) -> list[list[Held | Mark] | Change]:
+        """The acks by batch, and the changes between them; a change ends a batch too."""
+        found: list[list[Held | Mark] | Change] = []
+        batch: list[Held | Mark] = []
+        for step, cut in zip(self.steps, self.cuts, strict=True):
+            if isinstance(step, Change):
+                found += [batch, step]
+                batch = []
+            else:
+                batch.append(step)
+                if cut:
+                    found.append(batch)
+                    batch = []
+        return [one for one in (*found, batch) if one]
+
+
+@st.composite
+def histories(draw: st.DrawFn, *, most: int = 12) -> History:
+    """Acks of all kinds between changes; some are said again later, in another order than the first time."""
+    steps: list[Step] = draw(st.lists(acks | changes, min_size=1, max_size=most))
+    for at, step in list(enumerate(steps)):
+        if not isinstance(step, Change) and draw(st.integers(0, 3)) == 0:
+            steps.insert(draw(st.integers(at + 1, len(steps))), step)
+    return History(steps, draw(st.lists(st.booleans(), min_size=len(steps), max_size=len(steps))))
+
+
+@st.composite
+def shuffled(draw: st.DrawFn, said: list[Held | Mark]) -> History:
+    """All of these acks in any order, some of them twice, cut anywhere."""
+    doubled = said + draw(st.lists(st.sampled_from(said), max_size=6)) if said else []
+    order: list[Step] = list(draw(st.permutations(doubled)))
+    return History(order, draw(st.lists(st.booleans(), min_size=len(order), max_size=len(order))))
+
+
+@st.composite
+def honest(draw: st.DrawFn) -> History:
+    """A history of clients that keep to the protocol: they ack what they were pushed, and mark what they were told."""
+    scene, steps = Scene(), list[Step]()
+    for _ in range(draw(st.integers(1, 14))):
+        user, device = draw(_members), draw(_devices)
+        visible = scene.visible[user]
+        assert visible is not None
+        seen = list(visible.up_to(scene.head).seqs())
+        if draw(st.integers(0, 3)):
+            version, _ = scene.marks[user].read
+            low, high = sorted((draw(st.sampled_from(seen)), draw(st.sampled_from(seen))))
+            said = (
+                Held(_SCENE_ID, user, device, RangeSet([(low, high)]) & visible),
+                Mark(_SCENE_ID, user, device, "read", version, high),
+                Mark(_SCENE_ID, user, device, "unread", version + 1, low),
+            )
+            step: Step = draw(st.sampled_from(said))
+        else:
+            step = draw(_ordinary)
+        steps.append(step)
+        if isinstance(step, Change):
+            scene.change(step)
+        else:
+            scene.apply(batched([step]))
+    return History(steps, draw(st.lists(st.booleans(), min_size=len(steps), max_size=len(steps))))

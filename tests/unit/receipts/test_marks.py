@@ -1,14 +1,16 @@
 import itertools
+import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from services.receipts.fold import Held, Mark
 from services.receipts.marks import Marks, View, countable, deliver, ignored, propose
 from shared.ranges import OPEN, RangeSet
-from tests.unit.receipts.histories import Change, Scene, acks, batched, changes
+from tests.unit.receipts.histories import Change, History, Scene, acks, batched, changes, histories, honest, shuffled
 
 ALL = View(RangeSet([(1, OPEN)]), 10)
 
@@ -62,6 +64,105 @@ def test_no_mark_goes_back_whatever_happens_to_membership_and_head(history: list
             assert marks.read >= before[user].read
             for device, held in before[user].devices.items():
                 assert not held - marks.devices[device]
+
+
+@pytest.mark.promise("I8")
+@settings(max_examples=60)
+@given(honest(), st.data())
+def test_all_of_it_once_more_changes_no_mark(history: History, data: st.DataObject) -> None:
+    """In any order, twice, cut anywhere, after heads have grown and members have left and come back."""
+    scene = play(history)
+    before = dict(scene.marks)
+    again = data.draw(shuffled([step for step in history.steps if not isinstance(step, Change)]))
+    for batch in again.batches():
+        assert not isinstance(batch, Change)
+        scene.apply(batched(batch))
+    assert scene.marks == before
+
+
+def play(history: History, watch: Callable[[list[Held | Mark], Scene], bool] | None = None) -> Scene:
+    """The scene at the end; ``watch`` may end it before a batch."""
+    scene = Scene()
+    for batch in history.batches():
+        if isinstance(batch, Change):
+            scene.change(batch)
+        else:
+            if watch is not None and watch(batch, scene):
+                break
+            scene.apply(batched(batch))
+    return scene
+
+
+def _counts(reason: str, kind: str) -> Callable[[History], bool]:
+    return lambda history: play(history).counted[kind, reason] > 0
+
+
+def _before(told: Callable[[list[Held | Mark], Scene], bool]) -> Callable[[History], bool]:
+    def found(history: History) -> bool:
+        hits: list[bool] = []
+        play(history, lambda batch, scene: hits.append(told(batch, scene)) or False)
+        return any(hits)
+
+    return found
+
+
+def _is_doubled(history: History) -> bool:
+    said = [step for step in history.steps if not isinstance(step, Change)]
+    return len(set(map(repr, said))) < len(said)
+
+
+def _is_late(history: History) -> bool:
+    """Said again when the head has grown meanwhile."""
+    steps = history.steps
+    return any(
+        steps[at] in steps[:before]
+        for before, change in enumerate(steps)
+        if isinstance(change, Change) and change.grow
+        for at in range(before + 1, len(steps))
+        if not isinstance(steps[at], Change)
+    )
+
+
+def _has_devices_side_by_side(batch: list[Held | Mark], _: Scene) -> bool:
+    devices = [(ack.user_id, ack.device_id) for ack in batch if isinstance(ack, Held)]
+    return any(one != other and one[0] == other[0] for one in devices for other in devices)
+
+
+def _jumps(batch: list[Held | Mark], scene: Scene) -> bool:
+    return any(isinstance(ack, Mark) and ack.version > scene.marks[ack.user_id].read[0] + 1 for ack in batch)
+
+
+def _acks_what_was_missed(batch: list[Held | Mark], scene: Scene) -> bool:
+    """Somebody who has left and come back acks what was written in between, too."""
+    for ack in batch:
+        visible = scene.visible[ack.user_id]
+        if isinstance(ack, Held) and visible is not None and len(visible) > 1 and visible.highest == OPEN:
+            low, high = visible.lowest or 0, max(start for start, _ in visible)
+            if ack.ranges & RangeSet([(low, high)]) - visible:
+                return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("word", "is_it"),
+    [
+        ("late", _is_late),
+        ("doubled", _is_doubled),
+        ("reordered: an older mark behind a newer one", _counts("stale", "read")),
+        ("concurrent devices", _before(_has_devices_side_by_side)),
+        ("version jumps", _before(_jumps)),
+        ("acks beyond the head", _counts("beyond_head", "delivered")),
+        ("marks beyond the head", _counts("beyond_head", "read")),
+        ("acks of what is not visible", _counts("invisible", "delivered")),
+        ("marks on what is not visible", _counts("invisible", "unread")),
+        ("who left and came back", _before(_acks_what_was_missed)),
+        ("heads growing in between", lambda history: play(history).head > Scene().head),
+        ("a batch of several", _before(lambda batch, _: len(batch) > 2)),
+    ],
+)
+def test_the_histories_hold_every_word_of_the_rule(word: str, is_it: Callable[[History], bool]) -> None:
+    once = settings(max_examples=4_000, database=None, phases=[Phase.generate])
+    find(histories(), is_it, settings=once, random=random.Random(word))
 
 
 @pytest.mark.promise("protocol.5.read_unread_apart")

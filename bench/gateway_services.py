@@ -11,7 +11,6 @@ import dataclasses
 import os
 import shutil
 import sys
-from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ import aiohttp
 import asyncpg
 
 from bench.cells import total
+from bench.processes import cpu_s, descendants, rss_kib
 from bench.stage import say
 from deploy.local.endpoints import socket_of
 from deploy.local.parts import ServicePart
@@ -27,6 +27,7 @@ from shared.statements import statements
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
 
     from deploy.local.stack import Stack
     from shared.kafka import Topics
@@ -55,7 +56,7 @@ class Gateway:
 
     def rss_kib(self) -> int:
         """Resident memory of its processes."""
-        return sum(_rss_kib(pid) for pid in self.pids)
+        return sum(rss_kib(pid) for pid in self.pids)
 
     async def metric(self, name: str) -> float:
         """A metric now, summed over its samples. Raises `ValueError` if there is none of this name."""
@@ -98,7 +99,7 @@ class Services:
         """CPU seconds so far of each service that runs, of Postgres, and of this process."""
         of = {part.name: part.pid for part in self._others if part.alive()}
         of |= {"postgres": self._stack.pids["postgres"], "bench": os.getpid()}
-        return {name: sum(map(_cpu_s, [pid] if name == "bench" else descendants(pid))) for name, pid in of.items()}
+        return {name: sum(map(cpu_s, [pid] if name == "bench" else descendants(pid))) for name, pid in of.items()}
 
     @contextlib.asynccontextmanager
     async def gateway(self, label: str) -> AsyncIterator[Gateway]:
@@ -160,35 +161,6 @@ class Services:
 def given(environment: Mapping[str, str]) -> dict[str, str]:
     """The gateway's settings in an environment."""
     return {name: value for name, value in environment.items() if name.startswith(PREFIX)}
-
-
-def descendants(pid: int) -> list[int]:
-    """A process and all that it and its children have started, as far as they run."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            # Behind the name, which may hold anything: state, parent.
-            parents[int(stat.parent.name)] = int(stat.read_text(encoding="utf-8").rpartition(")")[2].split()[1])
-    found = [pid]
-    for parent in found:
-        found += [child for child, of in parents.items() if of == parent]
-    return found
-
-
-def _cpu_s(pid: int) -> float:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except OSError:
-        return 0.0  # it has ended; its parent has its time, but not as its own
-    user, system = stat.rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
-def _rss_kib(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1])
-    raise ValueError("the process has ended")
 
 
 async def _metric(part: ServicePart, name: str) -> float:

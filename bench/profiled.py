@@ -1,4 +1,6 @@
-"""The gateway's process under cProfile: `python -m bench.profiled FILE` writes FILE.pstats and FILE.txt at its end.
+"""A service's process under cProfile: `python -m bench.profiled FILE MODULE` writes FILE.pstats, FILE.txt at its end.
+
+MODULE has a `main`; without it the gateway's is run.
 
 The profiler costs about as much as what it watches: shares can be trusted, figures cannot.
 """
@@ -6,17 +8,18 @@ The profiler costs about as much as what it watches: shares can be trusted, figu
 from __future__ import annotations
 
 import cProfile
+import importlib
 import pstats
 import sys
 from pathlib import Path
 
-from services.gateway.main import main
-
+_GATEWAY = "services.gateway.main"
 _LINES = 60
 
 
-def run(file: Path) -> None:
+def run(file: Path, module: str = _GATEWAY) -> None:
     """Serve until SIGTERM, then write what took the time: to be read by `pstats`, and the first lines as text."""
+    main = importlib.import_module(module).main
     profile = cProfile.Profile()
     try:
         profile.runcall(main)
@@ -30,4 +33,4 @@ def run(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    run(Path(sys.argv[1]), *sys.argv[2:])

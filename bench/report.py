@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from bench import cells, relay, results
+from bench import cells, receipts, relay, results, transitions
 from bench.words import as_times, at, words_on
 
 if TYPE_CHECKING:
@@ -41,7 +41,16 @@ _HEADINGS = {
     "d_kib_per_session": "d: KiB per session",
     "e_seconds": "e: seconds",
     "e_cpu_us": "e: CPU µs per session",
+    "rate_s_wide": "acks/s, nothing to fold",
+    "cpu_s_per_million_wide": "CPU s per 1 M, nothing to fold",
+    "cpu_us": "CPU µs per message",
+    **{f"{part}_cpu_us": f"{part}, µs" for part in transitions.PARTS},
+    "log_bytes": "bytes in the log per message",
+    "log_rows": "rows",
 }
+
+_HEADINGS_OF = {"receipts": {"rate_s": "acks/s", "cpu_s_per_million": "CPU s per 1 M"}}
+"""Where a figure means something else."""
 
 _FINE = frozenset({"c_cpu_us", "e_seconds"})
 """Figures that are told to the hundredth where they are small."""
@@ -104,6 +113,24 @@ _TABLES: dict[str, tuple[tuple[str, ...], tuple[_Line, ...]]] = {
             _Line("– Waybill is better by", ("ratio",), times=True),
         ),
     ),
+    "receipts": (
+        (*receipts.COMPARED, *receipts.FURTHER),
+        (
+            _Line("Waybill", ("waybill",)),
+            _Line("One upsert per ack", ("peer",)),
+            _Line("– Waybill is better by", ("ratio",), times=True),
+            _Line("One upsert per ack, eight at a time", ("peer_parallel",)),
+            _Line("– Waybill is better by", ("ratio_parallel",), times=True),
+        ),
+    ),
+    "transitions": (
+        transitions.FIGURES,
+        (
+            _Line("With the log", ("waybill",)),
+            _Line("Without", ("without",)),
+            _Line("The log costs", ("cost",)),
+        ),
+    ),
 }
 
 _TITLES = {
@@ -111,6 +138,8 @@ _TITLES = {
     "e2e": "From a send to the other member's socket (`e2e`)",
     "relay": "From the outbox to Kafka (`relay`)",
     "gateway": "From Kafka to many sockets (`gateway`)",
+    "receipts": "From acks to marks, and to the peer's tick (`receipts`)",
+    "transitions": "What the log of state changes costs (`transitions`)",
 }
 
 _HEAD = """\
@@ -124,14 +153,16 @@ The reference of `send` and `e2e` (`bench/reference/seed_outbox.py`) is the plai
 transaction per message, an outbox table with a status column and a composite index, a dispatcher that claims batches
 of 100 by `FOR UPDATE SKIP LOCKED`. It is tuned within its design; what was tuned stands at the top of that file. It
 checks neither membership nor rights nor the body, all of which Waybill does. The peer of `relay` is Debezium, that of
-`gateway` the library that Centrifugo is made of.
+`gateway` the library that Centrifugo is made of, that of `receipts` a consumer that writes one upsert per ack
+(`bench/reference/plain_acks.py`).
 """
 
 
 def headings(result: Result) -> Row:
     """The table's column headings; the first is empty."""
     names, _ = _table(result)
-    return ("", *(_HEADINGS.get(name, name) for name in names))
+    own = {**_HEADINGS, **_HEADINGS_OF.get(str(result["name"]), {})}
+    return ("", *(own.get(name, name) for name in names))
 
 
 def rows(result: Result) -> list[Row]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "results"
 
-ORDER = ("send", "e2e", "relay", "gateway")
+ORDER = ("send", "e2e", "relay", "gateway", "receipts", "transitions")
 """In which the report tells them; others come behind, by name."""
 
 

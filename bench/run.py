@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from websockets.exceptions import WebSocketException
 
-from bench import cells, centrifugo, e2e, gateway, harness, relay, report, results, send, stage
+from bench import cells, centrifugo, e2e, gateway, harness, receipts, relay, report, results, send, stage, transitions
 from bench.machine import machine, raise_file_limit
 from bench.outbox import new_folder
 from bench.words import words_on
@@ -33,11 +33,11 @@ from deploy.migrate import MigrationError
 from shared.errors import WaybillError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from deploy.local.endpoints import Endpoints
 
-NAMES = ("send", "e2e", "relay", "gateway")
+NAMES = ("send", "e2e", "relay", "gateway", "receipts", "transitions")
 
 _EXPECTED = (
     asyncpg.PostgresError,
@@ -59,7 +59,8 @@ _EXPECTED = (
 
 _WHAT = (
     "send: sends per second; e2e: from a send to the other's socket; relay: from the outbox to Kafka; "
-    "gateway: from Kafka to many sockets"
+    "gateway: from Kafka to many sockets; receipts: from acks to marks, and to the peer's tick; "
+    "transitions: what the log of state changes costs"
 )
 
 _INTERRUPTED = 130
@@ -80,9 +81,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--endpoints", type=Path, help="endpoints.json of a Waybill that runs; default: start one")
     made.add_argument("--rounds", type=_rounds, help="turns of each side (default 3)")
     made.add_argument(
-        "--seconds", type=_seconds, help="measured seconds of a turn (send 8, e2e 12, relay 12, gateway 15)"
+        "--seconds", type=_seconds, help="measured seconds of a turn (send 8, e2e 12, relay 12, gateway 15, receipts 8)"
     )
-    made.add_argument("--rate", type=_rate, help="messages per second of e2e (default 50)")
+    made.add_argument(
+        "--rate", type=_rate, help="messages per second of e2e (default 50), acks per second of receipts (500)"
+    )
     made.add_argument("--pool", type=_pool, default=8, help="connections to Postgres of each side (8)")
     of_relay = made.add_argument_group("relay", "on stores of its own; --seconds is for each of its rates")
     of_relay.add_argument("--backlog", type=_rows, help="rows to drain in a turn (200000)")
@@ -90,11 +93,18 @@ def parser() -> argparse.ArgumentParser:
     of_gateway = made.add_argument_group("gateway", "on stores of its own; Go builds the load client and the peer")
     of_gateway.add_argument("--cells", type=_cells, help=f"which cells, with commas ({','.join(cells.ALL)})")
     of_gateway.add_argument("--scale", type=_scale, help="share of each cell's connections, to try it out (1)")
-    of_gateway.add_argument("--profile", type=Path, help="folder for a profile and the log of each gateway")
-    of_both = made.add_argument_group("relay and gateway")
-    folders = f"relay {harness.FOLDER}, gateway {centrifugo.FOLDER}"
+    of_receipts = made.add_argument_group("receipts", "on stores of its own")
+    of_receipts.add_argument("--parts", type=_parts, help=f"which parts, with commas ({','.join(receipts.PARTS)})")
+    of_receipts.add_argument("--mixes", type=_mixes, help=f"which mixes of acks ({','.join(receipts.MIXES)})")
+    of_receipts.add_argument("--messages", type=_rows, help="messages that the growth is extrapolated from (6000)")
+    of_receipts.add_argument("--acks", type=_rows, help="acks to drain in a turn (200000)")
+    of_both = made.add_argument_group("relay, gateway and receipts")
+    folders = f"relay {harness.FOLDER}, gateway {centrifugo.FOLDER}; receipts has none"
     of_both.add_argument("--peer", type=Path, help=f"folder of the peer's harness (default {folders})")
     of_both.add_argument("--alone", action="store_true", help="measure Waybill without the peer")
+    of_both.add_argument(
+        "--profile", type=Path, help="folder for a profile of each process of Waybill's gateway, or receipts"
+    )
     return made
 
 
@@ -108,6 +118,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measured = _measure_relay(options)
         elif options.name == "gateway":
             measured = _measure_gateway(options)
+        elif options.name == "receipts":
+            measured = _measure_receipts(options)
+        elif options.name == "transitions":
+            measured = _measure_transitions(options)
         else:
             with stage.waybill(options.endpoints, pool=options.pool) as of:
                 measured = uvloop.run(_measure(of, options))
@@ -167,6 +181,22 @@ def _measure_gateway(options: argparse.Namespace) -> dict[str, object]:
         stage.say("starting Postgres, Kafka and Valkey")
         with Stack(folder / "state") as stack:
             return uvloop.run(gateway.measure(stack, folder, settings))
+
+
+def _measure_receipts(options: argparse.Namespace) -> dict[str, object]:
+    names = ("rounds", "seconds", "rate", "parts", "mixes", "acks", "messages", "alone", "profile")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    with _interrupted_by_termination(), new_folder() as name:
+        folder = Path(name)
+        stage.say("starting Postgres, Kafka and Valkey")
+        with Stack(folder / "state") as stack:
+            return uvloop.run(receipts.measure(stack, folder, receipts.Settings(**given)))
+
+
+def _measure_transitions(options: argparse.Namespace) -> dict[str, object]:
+    asked = {"rounds": options.rounds, "measure_s": options.seconds, "rate_s": options.rate}
+    given = {name: value for name, value in asked.items() if value is not None}
+    return transitions.measure(transitions.Settings(pool=options.pool, **given))
 
 
 @contextlib.contextmanager
@@ -230,6 +260,21 @@ def _cells(text: str) -> tuple[str, ...]:
         return cells.chosen(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return _some(text, receipts.PARTS)
+
+
+def _mixes(text: str) -> tuple[str, ...]:
+    return _some(text, receipts.MIXES)
+
+
+def _some(text: str, of: Collection[str]) -> tuple[str, ...]:
+    asked = text.split(",")
+    if not set(asked) <= set(of):
+        raise argparse.ArgumentTypeError(f"must be of {', '.join(of)}")
+    return tuple(one for one in of if one in asked)
 
 
 def _scale(text: str) -> float:

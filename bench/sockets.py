@@ -11,7 +11,7 @@ import msgspec
 from websockets.asyncio.client import connect
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from websockets.asyncio.client import ClientConnection
 
@@ -28,6 +28,8 @@ class Frame(msgspec.Struct):
     conversation_id: str = ""
     client_msg_id: str = ""
     seq: int = 0
+    user_id: str = ""
+    delivered_seq: int = 0
     code: str = ""
 
 
@@ -57,6 +59,17 @@ class Socket:
             "client_msg_id": message.client_msg_id,
             "body": message.body,
         }
+        return await self._write(frame)
+
+    async def hold(self, conversation_id: str, low: int, high: int) -> float:
+        """Write an `ack` frame of a range; the time just before."""
+        return await self._write({"t": "ack", "conversation_id": conversation_id, "ranges": [[low, high]]})
+
+    async def mark(self, conversation_id: str, seq: int) -> float:
+        """Write a `read` frame; the time just before."""
+        return await self._write({"t": "read", "conversation_id": conversation_id, "seq": seq})
+
+    async def _write(self, frame: Mapping[str, object]) -> float:
         text = _ENCODER.encode(frame).decode()
         before = time.perf_counter()
         await self._connection.send(text)
@@ -66,7 +79,7 @@ class Socket:
         """Begin the session at the present."""
         device = f"{self._user}-bench"
         hello = {"t": "hello", "token": token, "device_id": device, "sync": "live", "client": "waybill-bench/1"}
-        await self._connection.send(_ENCODER.encode(hello).decode())
+        await self._write(hello)
 
     async def read(self) -> None:
         """Read until cancelled. Raises `RuntimeError` for an `error` frame, and what the connection raises."""
@@ -90,8 +103,7 @@ class Socket:
             await asyncio.sleep(_ACK_EVERY_S)
             held, self._held = self._held, {}
             for conversation_id, (low, high) in held.items():
-                frame = {"t": "ack", "conversation_id": conversation_id, "ranges": [[low, high]]}
-                await self._connection.send(_ENCODER.encode(frame).decode())
+                await self.hold(conversation_id, low, high)
 
 
 @asynccontextmanager

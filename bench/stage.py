@@ -8,7 +8,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
@@ -20,17 +20,19 @@ from bench.messages import Chat
 from deploy.local import endpoints
 from deploy.local.running import running
 from shared.auth import mint
-from shared.kafka import PARTITIONS, producer
+from shared.kafka import PARTITIONS, ensure_topics, producer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from deploy.local.endpoints import Endpoints
+    from shared.kafka import Topics
 
 _DATABASE = "waybill_bench_reference"
 _TOPIC = "bench-reference.messages"
 _TIMEOUT_S = 30.0
 _AT_ONCE = 8
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +50,11 @@ def say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def waybill(file: Path | None, *, pool: int) -> Iterator[Endpoints]:
+def waybill(file: Path | None, *, pool: int, environment: Mapping[str, str] | None = None) -> Iterator[Endpoints]:
     """The Waybill that ``file`` (an `endpoints.json`) names, or one of our own until the block is left.
 
-    ``pool`` is what one of our own gets as its processes' connections. Blocks; raises `FileNotFoundError`,
-    `ValueError`, `NotRunningError`.
+    ``pool`` is what one of our own gets as its processes' connections, ``environment`` its further settings. Blocks;
+    raises `FileNotFoundError`, `ValueError`, `NotRunningError`.
     """
     if file is not None:
         yield endpoints.read(file)
@@ -61,7 +63,8 @@ def waybill(file: Path | None, *, pool: int) -> Iterator[Endpoints]:
         # The database server runs as another user when we are root.
         Path(folder).chmod(0o755)
         say("starting Waybill")
-        with running(Path(folder) / "state", environment={"WAYBILL_POSTGRES_POOL": str(pool)}) as stack:
+        settings = {"WAYBILL_POSTGRES_POOL": str(pool), **(environment or {})}
+        with running(Path(folder) / "state", environment=settings) as stack:
             yield stack.endpoints
 
 
@@ -80,7 +83,19 @@ async def reference(of: Endpoints) -> AsyncIterator[Reference]:
         await _drop_database(of.postgres)
 
 
-async def make_chats(of: Endpoints, pairs: Sequence[tuple[str, str]]) -> list[Chat]:
+class Door(Protocol):
+    """Where conversations are made: ingest's address, and the secret that it trusts."""
+
+    @property
+    def ingest(self) -> str:
+        """`http://host:port`."""
+
+    @property
+    def auth_secret(self) -> str:
+        """Of tokens."""
+
+
+async def make_chats(of: Door, pairs: Sequence[tuple[str, str]]) -> list[Chat]:
     """Direct chats in Waybill, through its door. Raises `RuntimeError` if one is refused."""
     token = mint(of.auth_secret, "bench", scope="service")
     room = asyncio.Semaphore(_AT_ONCE)
@@ -128,6 +143,17 @@ async def _make_topic(bootstrap: str) -> None:
             await made.send_and_wait(_TOPIC, b"", partition=number)
     finally:
         await made.stop()
+
+
+async def make_topics(bootstrap: str, topics: Topics) -> None:
+    """Make Waybill's topics, and wait until each partition has a leader, which is not at once."""
+    await ensure_topics(bootstrap, topics)
+    async with asyncio.timeout(_TIMEOUT_S), _admin(bootstrap) as admin:
+        while any(  # noqa: ASYNC110 - what the broker does meanwhile sets no event
+            topic["error_code"] or any(part["leader"] < 0 for part in topic["partitions"])
+            for topic in await admin.describe_topics(list(topics.all))
+        ):
+            await asyncio.sleep(_POLL_S)
 
 
 async def _drop_topic(bootstrap: str) -> None:

@@ -9,7 +9,7 @@ def of(name: str) -> dict[str, object]:
         "date": "2026-01-02T03:04:05+00:00",
         "command": f"waybill bench {name}",
     }
-    return {**{"send": _SEND, "e2e": _E2E, "relay": _RELAY, "gateway": _GATEWAY}[name], **ends}
+    return {**{"send": _SEND, "e2e": _E2E, "relay": _RELAY, "gateway": _GATEWAY, "receipts": _RECEIPTS}[name], **ends}
 
 
 def _figures(rate_s: float, ms: float, unsent: float) -> dict[str, float]:
@@ -122,4 +122,35 @@ _GATEWAY: dict[str, object] = {
     "errors": {},
     "turns": {"waybill": [{"a_postgres_behind_ms": 14.0, "d_postgres_behind_ms": 0.0}], "peer": [{}]},
     "settings": {"peer": "gateway", "alone": False, "rounds": 3, "seconds": 15.0, "scale": 1.0},
+}
+
+
+def _receipts(rate: float, ms: float) -> dict[str, float]:
+    return {
+        "rate_s": rate,
+        "cpu_s_per_million": 20.0,
+        "postgres_cpu_s_per_million": 11.0,
+        "rate_s_wide": rate / 2,
+        "cpu_s_per_million_wide": 60.0,
+        "rows_announced": 33_345.0,
+        "p50_ms": ms,
+        "p99_ms": ms * 3,
+    }
+
+
+_RECEIPTS: dict[str, object] = {
+    "name": "receipts",
+    "waybill": _receipts(42_000, 18.5),
+    "peer": _receipts(5_500, 9.0),
+    "ratio": {"rate_s": 7.31, "rate_s_wide": 3.0, "p50_ms": 0.49},
+    "peer_parallel": {"rate_s": 4_700.0},
+    "ratio_parallel": {"rate_s": 8.9},
+    "growth": {
+        "mib_per_million": {"event": 455.7, "transition": 458.3, "receipt": 5.2, "member": 0.0},
+        "mib_per_million_in_all": 919.2,
+        "dead_rows": {"receipt": 1934.0},
+        "transitions_per_message": {"delivered": 2.67, "read": 1.02},
+    },
+    "turns": {},
+    "settings": {"acks": 200_000, "seconds": 8.0, "rate": 500.0, "messages": 6_000, "rounds": 3},
 }

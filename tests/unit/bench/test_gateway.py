@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from bench import centrifugo, gateway, gateway_services, shadow
+from bench import centrifugo, gateway, gateway_services, processes, shadow
 from bench.gateway import Settings
 
 CONVERSATION = "11111111-1111-4111-8111-111111111111"
@@ -173,7 +173,7 @@ def test_a_gateways_processes_are_all_below_its_first() -> None:
     with subprocess.Popen([sys.executable, "-c", text], stdin=pipe, stdout=pipe) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        found = gateway_services.descendants(process.pid)
+        found = processes.descendants(process.pid)
         process.communicate(b"\n")
     assert found[0] == process.pid
     assert len(found) == 2

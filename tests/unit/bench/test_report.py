@@ -7,7 +7,7 @@ from bench.words import words_on
 from tests.unit.bench.results_of import of
 
 
-@pytest.mark.parametrize("name", ["send", "e2e", "relay", "gateway"])
+@pytest.mark.parametrize("name", ["send", "e2e", "relay", "gateway", "receipts"])
 def test_a_table_has_a_cell_for_every_heading(name: str) -> None:
     result = of(name)
     width = len(report.headings(result))
@@ -44,6 +44,18 @@ def test_the_words_say_the_figures_of_this_result() -> None:
     assert "p50 11.0 ms and p99 33.3 ms" in said
     assert "adds 41 KiB to the gateway's memory; the kernel holds 60 KiB" in said
     assert "in one go" not in " ".join(words_on({**of("relay"), "deep": {}}))
+
+
+def test_the_words_on_receipts_say_what_grows() -> None:
+    said = " ".join(words_on(of("receipts")))
+    assert "drains 200,000 acks" in said
+    assert "11.0 s per 1 M acks" in said
+    assert "1 M messages leave 919 MiB in Postgres: `event` 456, `transition` 458, `receipt` 5.2." in said
+    assert "Transitions per message: `delivered` 2.67, `read` 1.02." in said
+    assert report.headings(of("receipts"))[1:3] == ("acks/s", "p50 ms")
+    alone = {"name": "receipts", "waybill": {"rate_s": 5.0}, "settings": {}}
+    assert words_on(alone) == []
+    assert report.rows(alone) == [("Waybill", "5")]
 
 
 def test_what_was_not_measured_of_gateways_is_not_told() -> None:

@@ -9,6 +9,7 @@ import pytest
 from bench import run, stage
 from bench.e2e import Settings as E2eSettings
 from bench.gateway import Settings as GatewaySettings
+from bench.receipts import Settings as ReceiptsSettings
 from bench.relay import Settings as RelaySettings
 from deploy.local.endpoints import Endpoints
 from tests.unit.bench.results_of import of
@@ -119,6 +120,45 @@ def test_relays_are_measured_with_the_settings_asked_for(
     assert "waybill bench relay" in "".join(table)
 
 
+@pytest.mark.promise("protocol.8.bench")
+def test_receipts_are_measured_with_the_settings_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[object] = []
+
+    @contextlib.contextmanager
+    def stack(state: Path) -> Iterator[None]:
+        yield None
+
+    async def measure(stack: None, folder: Path, settings: object) -> dict[str, object]:
+        given.append(settings)
+        return {key: value for key, value in of("receipts").items() if key not in ("machine", "date", "command")}
+
+    monkeypatch.setattr(run, "Stack", stack)
+    monkeypatch.setattr(run.receipts, "measure", measure)
+    assert run.main(["receipts", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"name", "waybill", "peer", "ratio", "machine", "date"} <= result.keys()
+    arguments = ["--parts", "growth,rate", "--mixes", "wide", "--acks", "5000", "--messages", "1000", "--alone"]
+    arguments += ["--rounds", "1", "--seconds", "5", "--rate", "100", "--profile", "p"]
+    assert run.main(["receipts", *arguments]) == 0
+    assert given == [
+        ReceiptsSettings(),
+        ReceiptsSettings(
+            alone=True,
+            rounds=1,
+            seconds=5,
+            acks=5_000,
+            rate=100,
+            messages=1_000,
+            parts=("rate", "growth"),
+            mixes=("wide",),
+            profile=Path("p"),
+        ),
+    ]
+    assert "waybill bench receipts" in capsys.readouterr().out
+
+
 @pytest.fixture
 def gateways(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, object]:
     """Nothing is started: the settings that the benchmark of gateways was given, what is told, what was kept."""
@@ -219,6 +259,8 @@ def test_endpoints_that_are_not_there_fail(tmp_path: Path, capsys: pytest.Captur
         ["relay", "--backlog", "1"],
         ["relay", "--deep", "-1"],
         ["gateway", "--cells", "f"],
+        ["receipts", "--parts", "rate,other"],
+        ["receipts", "--mixes", ""],
         ["gateway", "--scale", "2"],
     ],
 )

@@ -1,7 +1,19 @@
 """Waybill's SDK for Python: chat events that are never lost, doubled or out of order."""
 
 from . import errors
-from ._frames import Conversation, Created, Event, Page, Presence, Receipt, Sent, Typing
+from ._frames import (
+    Conversation,
+    ConversationSettings,
+    Created,
+    Event,
+    MessageReceipts,
+    Page,
+    Presence,
+    Receipt,
+    Sent,
+    Typing,
+    UnreadTotals,
+)
 from ._version import __version__
 from .client import Client
 from .connection import Timing
@@ -13,9 +25,11 @@ __all__ = [
     "Client",
     "Closed",
     "Conversation",
+    "ConversationSettings",
     "Created",
     "Event",
     "MemoryStore",
+    "MessageReceipts",
     "Outgoing",
     "Page",
     "Presence",
@@ -29,6 +43,7 @@ __all__ = [
     "Typing",
     "Unanswered",
     "Unconfirmed",
+    "UnreadTotals",
     "WaybillError",
     "__version__",
     "errors",

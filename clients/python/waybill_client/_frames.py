@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from .errors import BadFrame, BadRequest
@@ -50,7 +51,8 @@ class Conversation:
 
     ``head`` is the highest seq heard of, ``cursor`` the one up to which this device has everything it may see,
     ``read_seq`` and ``read_version`` the user's own mark including one that is still on its way. ``unread`` is the
-    server's count of the last ``conversation`` frame.
+    server's count of the last ``conversation`` frame. ``muted`` and ``archived`` are the user's own settings;
+    ``muted_until`` (RFC 3339, None for ever) passes without a further word from the server.
     """
 
     conversation_id: str
@@ -65,6 +67,27 @@ class Conversation:
     read_version: int
     unread: int
     updated_at: str | None
+    muted: bool = False
+    muted_until: str | None = None
+    archived: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationSettings:
+    """The user's own settings of a conversation, as the server holds them now."""
+
+    conversation_id: str
+    muted: bool
+    muted_until: str | None
+    archived: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadTotals:
+    """Events that are unread in all: of conversations that are not muted, and of those that are."""
+
+    unread: int
+    muted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +99,23 @@ class Receipt:
     delivered_seq: int
     read_seq: int
     read_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessageReceipts:
+    """Who has the event ``seq``, of those who may see it, but for its sender.
+
+    ``members``: how many those are; ``delivered``, ``read``: how many of them hold it and have read it. ``users``: a
+    page of the receipts asked for, in order of user id; ``next``: the user id to go on above, None after the last page.
+    """
+
+    conversation_id: str
+    seq: int
+    members: int
+    delivered: int
+    read: int
+    users: tuple[Receipt, ...]
+    next: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +200,21 @@ def read_receipt(frame: Mapping[str, Any]) -> Receipt:
     )
 
 
+def read_message_receipts(frame: Mapping[str, Any]) -> MessageReceipts:
+    conversation_id, users, more = text(frame, "conversation_id"), frame.get("users"), frame.get("next")
+    if not isinstance(users, list) or not all(isinstance(one, dict) for one in users):
+        raise BadFrame("receipts without users", field="users")
+    return MessageReceipts(
+        conversation_id,
+        number(frame, "seq"),
+        number(frame, "members"),
+        number(frame, "delivered"),
+        number(frame, "read"),
+        tuple(read_receipt({**one, "t": "receipts", "conversation_id": conversation_id}) for one in users),
+        more if isinstance(more, str) else None,
+    )
+
+
 def read_typing(frame: Mapping[str, Any]) -> Typing:
     return Typing(text(frame, "conversation_id"), text(frame, "user_id"), number(frame, "for_ms"))
 
@@ -199,6 +254,22 @@ def read_page(frame: Mapping[str, Any]) -> Page:
     )
 
 
+def read_settings(frame: Mapping[str, Any]) -> ConversationSettings:
+    return ConversationSettings(text(frame, "conversation_id"), *read_own(frame))
+
+
+def read_own(frame: Mapping[str, Any]) -> tuple[bool, str | None, bool]:
+    """Muted, until when, archived; a server of before there were settings says none of it."""
+    until = frame.get("muted_until")
+    return frame.get("muted") is True, until if isinstance(until, str) else None, frame.get("archived") is True
+
+
+def read_totals(frame: Mapping[str, Any]) -> UnreadTotals | None:
+    """None unless the frame tells them."""
+    unread, muted = frame.get("unread"), frame.get("muted_unread")
+    return UnreadTotals(unread, muted) if type(unread) is int and type(muted) is int else None
+
+
 def read_visible(frame: Mapping[str, Any]) -> tuple[Span, ...]:
     try:
         return tuple((int(a), None if b is None else int(b)) for a, b in frame["visible"])
@@ -226,3 +297,16 @@ def encode(value: Mapping[str, Any]) -> bytes:
         return _dumps(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise BadRequest(f"not a JSON value: {error}", field="body") from None
+
+
+def settings_fields(
+    conversation_id: str, *, muted: bool | None, muted_until: datetime | None, archived: bool | None
+) -> bytes:
+    """Return a ``settings`` frame from the first field after ``rid``; raise ``ValueError`` for what makes none."""
+    if muted is None and archived is None:
+        raise ValueError("one of muted and archived")
+    if muted_until is not None and (not muted or muted_until.tzinfo is None):
+        raise ValueError("muted_until goes with muted=True, and has a time zone")
+    until = None if muted_until is None else muted_until.astimezone(UTC).isoformat()
+    fields = {"conversation_id": conversation_id, "muted": muted, "muted_until": until, "archived": archived}
+    return encode({name: value for name, value in fields.items() if value is not None})[1:]

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from uuid import uuid4
 
 from . import healing
-from ._frames import Created, Event, Page, Sent, encode
+from ._frames import ConversationSettings, Created, Event, Page, Sent, encode, settings_fields
 from ._version import __version__
 from .connection import Connection, OnFrame, Timing, Token
 from .engine import Engine
 from .errors import Closed, QueueFull, Unanswered
+from .readers import Readers
 from .session import Session, Settings
 from .signals import Signals
 from .stats import Stats
@@ -21,6 +22,7 @@ from .store import MemoryStore, Outgoing, Store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from datetime import datetime
     from types import TracebackType
 
 CLOSE_S = 5.0
@@ -28,7 +30,7 @@ CLOSE_S = 5.0
 log = logging.getLogger("waybill_client")
 
 
-class Client(Signals):
+class Client(Signals, Readers):
     """A session that stays open: it reconnects, sends again and catches up by itself.
 
     Use it as an async context manager, in one event loop::
@@ -247,6 +249,29 @@ class Client(Signals):
             {**bound, "limit": limit},
             timeout_s if timeout_s is not None else self._send_timeout_s,
         )
+
+    async def set_settings(
+        self,
+        conversation_id: str,
+        *,
+        muted: bool | None = None,
+        muted_until: datetime | None = None,
+        archived: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> ConversationSettings:
+        """Set the user's own settings of a conversation, for all its devices; what is None stays as it is.
+
+        ``muted_until``: the end of ``muted=True``, with a time zone; without it is for ever. Of two calls at once
+        either may be the last. Errors as with ``create``, and ``Unsupported`` from a server that is older.
+        """
+        conversation_id = conversation_id.lower()
+        settings: ConversationSettings = await self._engine.ask(
+            ("settings", conversation_id, str(uuid4())),
+            settings_fields(conversation_id, muted=muted, muted_until=muted_until, archived=archived),
+            timeout_s if timeout_s is not None else self._send_timeout_s,
+            keep=False,
+        )
+        return settings
 
     def events(self) -> AsyncIterator[Event]:
         """Iterate over what happens, each seq once, in order per conversation; what is stored already comes first.

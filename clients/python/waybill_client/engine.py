@@ -10,7 +10,18 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from . import healing
-from ._frames import Created, Event, Page, Presence, Receipt, Sent, Typing, encode
+from ._frames import (
+    ConversationSettings,
+    Created,
+    Event,
+    MessageReceipts,
+    Page,
+    Presence,
+    Receipt,
+    Sent,
+    Typing,
+    encode,
+)
 from .errors import Closed, Crashed, Unanswered, Unauthenticated, WaybillError
 from .inbox import Inbox, Newest
 from .keeper import Keeper
@@ -42,7 +53,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("waybill_client")
 
-Answer = Sent | Created | Page
+Answer = Sent | Created | Page | ConversationSettings | MessageReceipts
 
 
 class Engine:

@@ -5,7 +5,7 @@
     WaybillError
     ├── Refused                definite: the server did not do it
     │   ├── BadRequest  Unauthenticated  Forbidden  NotMember  NotFound
-    │   ├── ClientMsgIdReused  Conflict  TooLarge  Moderated
+    │   ├── ClientMsgIdReused  Conflict  TooLarge  Moderated  Unsupported
     │   └── RateLimited        may be asked again after ``retry_after_ms``
     ├── Unconfirmed            not definite: it may have been done
     │   ├── Unavailable  TimedOut  Internal
@@ -99,6 +99,12 @@ class Moderated(Refused):
     """The operator's moderation said no."""
 
     code = "moderated"
+
+
+class Unsupported(Refused):
+    """The server does not know this kind of request: it is older than this SDK."""
+
+    code = "unsupported"
 
 
 class RateLimited(Refused):

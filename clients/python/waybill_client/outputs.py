@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ._frames import Created, Event, Page, Presence, Receipt, Sent, Typing
+    from ._frames import ConversationSettings, Created, Event, MessageReceipts, Page, Presence, Receipt, Sent, Typing
     from .errors import WaybillError
     from .outbox import Key
 
@@ -30,7 +30,7 @@ class Answered:
     """A request has its answer."""
 
     key: Key
-    value: Sent | Created | Page
+    value: Sent | Created | Page | ConversationSettings | MessageReceipts
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def conversation(session: Session, frame: Frame, now: float) -> list[Output]:
     first = session.first_frame(timeline)
     new, timeline.known = not timeline.known, True
     timeline.kind, timeline.title, timeline.role = kind, frame.get("title"), frame.get("role")
-    timeline.visible, timeline.unread = visible, unread
+    timeline.visible, timeline.unread, timeline.own = visible, unread, frames.read_own(frame)
     timeline.updated_at = frame.get("updated_at")
     timeline.delivered_seq = max(timeline.delivered_seq, delivered_seq)
     outputs: list[Output] = []
@@ -130,6 +130,31 @@ def created(session: Session, frame: Frame, _now: float) -> list[Output]:
     value = frames.read_created(frame)
     key = session.outbox.owner(frame.get("rid"))
     if key is None or key[0] != "create":
+        session.stats.late_answers += 1
+        return []
+    session.outbox.answered(key)
+    return [Answered(key, value)]
+
+
+def settings(session: Session, frame: Frame, _now: float) -> list[Output]:
+    """The user's own settings of a conversation are as asked for."""
+    value = frames.read_settings(frame)
+    key = session.outbox.owner(frame.get("rid"))
+    if key is None or key[0] != "settings":
+        session.stats.late_answers += 1
+        return []
+    session.outbox.answered(key)
+    timeline = session.timelines.get(value.conversation_id)
+    if timeline is not None:
+        timeline.own = (value.muted, value.muted_until, value.archived)
+    return [Answered(key, value)]
+
+
+def receipts(session: Session, frame: Frame, _now: float) -> list[Output]:
+    """Who has an event."""
+    value = frames.read_message_receipts(frame)
+    key = session.outbox.owner(frame.get("rid"))
+    if key is None or key[0] != "receipts":
         session.stats.late_answers += 1
         return []
     session.outbox.answered(key)
@@ -205,6 +230,8 @@ def error(session: Session, frame: Frame, now: float) -> list[Output]:
     if final is None:
         return released
     session.stats.refused += 1
+    if isinstance(final, errors.BadRequest) and final.field == "t":
+        final = errors.Unsupported(f"the server does not know '{key[0]}': it is older than this SDK")
     return [Failed(key, final), *released]
 
 
@@ -213,6 +240,7 @@ def listed(session: Session, frame: Frame, _now: float) -> list[Output]:
     since = frame.get("since")
     session.since = since if isinstance(since, str) and not session.misread else None
     session.listed = True
+    session.totals = frames.read_totals(frame)
     session.standing.begin()
     return [Listed(), *(Write(data) for data in session.standing.frames())]
 
@@ -250,8 +278,10 @@ HANDLERS: dict[str, Callable[[Session, Frame, float], list[Output]]] = {
     "event": event,
     "sent": sent,
     "created": created,
+    "settings": settings,
     "page": page,
     "receipt": receipt,
+    "receipts": receipts,
     "error": error,
     "listed": listed,
     "expiring": expiring,

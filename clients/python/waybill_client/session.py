@@ -23,6 +23,7 @@ from .timeline import Receipts, Timeline
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from ._frames import UnreadTotals
     from .store import Outgoing, Saved
 
 PULL_RETRY_S = 2.0
@@ -65,6 +66,7 @@ class Session:
         self.window = 256
         self.since: str | None = None
         self.listed = False
+        self.totals: UnreadTotals | None = None
         self.misread = False
         self._number = 0
         self._healing: set[str] = set()

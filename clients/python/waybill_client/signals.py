@@ -11,7 +11,7 @@ from .timeline import Conversations
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
 
-    from ._frames import Conversation, Presence, Receipt, Typing
+    from ._frames import Conversation, Presence, Receipt, Typing, UnreadTotals
     from .engine import Engine
     from .session import Session
 
@@ -88,6 +88,14 @@ class Signals:
     def conversations(self) -> Mapping[str, Conversation]:
         """A live, read-only view of all conversations by id."""
         return Conversations(self._session.timelines)
+
+    @property
+    def unread_totals(self) -> UnreadTotals | None:
+        """What was unread in all as of the last listing; None if that told only of what had changed, or none came yet.
+
+        It is not counted on. ``GET /v1/unread`` of the server tells it at any time.
+        """
+        return self._session.totals
 
     def _mark(self, conversation_id: str, seq: int) -> None:
         self._engine.check_open()

@@ -32,8 +32,9 @@ class Timeline:
 
     ``unacked`` are seqs taken but not yet released for an ack, ``to_ack`` those whose ack has yet to leave. The cursor
     of ``hello`` stays below ``unacked``, since a cursor is an ack too. ``mark`` is the user's own read mark, ``told``
-    the one that the server last showed, ``told_head`` the head in its last ``conversation`` frame. ``promised`` are the
-    event ids of own messages that are `sent`, by seq, until their event comes.
+    the one that the server last showed, ``told_head`` the head in its last ``conversation`` frame. ``own``: whether the
+    user has muted it, until when, and whether they have archived it. ``promised`` are the event ids of own messages
+    that are `sent`, by seq, until their event comes.
     """
 
     def __init__(self, conversation_id: str) -> None:
@@ -47,6 +48,7 @@ class Timeline:
         self.delivered_seq = 0
         self.mark: Mark = (0, 0)
         self.unread = 0
+        self.own: tuple[bool, str | None, bool] = (False, None, False)
         self.updated_at: str | None = None
         self.ids: dict[int, str] = {}
         self.promised: dict[int, str] = {}
@@ -77,6 +79,7 @@ class Timeline:
             self.mark[0],
             self.unread,
             self.updated_at,
+            *self.own,
         )
 
     def acked_cursor(self) -> int:

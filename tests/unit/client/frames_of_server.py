@@ -41,6 +41,8 @@ def conversation(head: int, cursor: int, *, chat: str = CHAT, **more: Any) -> di
         "read_version": 0,
         "unread": 0,
         "updated_at": "2026-01-01T00:00:00.000000Z",
+        "muted": False,
+        "archived": False,
         **more,
     }
 

@@ -24,11 +24,16 @@ CHECK_S = 2.0
 
 
 def private_app(
-    checks: Mapping[str, Check], *, metrics: Callable[[], bytes] = generate_latest, check_s: float = CHECK_S
+    checks: Mapping[str, Check],
+    *,
+    warnings: Mapping[str, Check] | None = None,
+    metrics: Callable[[], bytes] = generate_latest,
+    check_s: float = CHECK_S,
 ) -> Starlette:
     """The app. A check answers None when all is well, else what is wrong, in a few words without secrets.
 
-    ``metrics``: their text, by default of this process's own; ``check_s``: what a check may take.
+    ``warnings``: checks that tell of what has to be put right, and keep nobody from being ready. ``metrics``: their
+    text, by default of this process's own; ``check_s``: what a check may take.
 
     Plain Starlette: for three answers without input, a process need not load all of FastAPI when it starts.
     """
@@ -37,10 +42,9 @@ def private_app(
         return JSONResponse({"status": "ok"})
 
     async def readyz(_: Request) -> JSONResponse:
-        answers = await asyncio.gather(*(_ask(check, check_s) for check in checks.values()))
-        failing = {name: answer for name, answer in zip(checks, answers, strict=True) if answer is not None}
-        status = "failing" if failing else "ok"
-        return JSONResponse({"status": status, "failing": failing}, status_code=503 if failing else 200)
+        failing, warned = await asyncio.gather(_ask_all(checks, check_s), _ask_all(warnings or {}, check_s))
+        told = {"status": "failing" if failing else "ok", "failing": failing}
+        return JSONResponse(told | ({"warnings": warned} if warned else {}), status_code=503 if failing else 200)
 
     async def told_metrics(_: Request) -> Response:
         return Response(metrics(), media_type=CONTENT_TYPE_LATEST)
@@ -52,6 +56,11 @@ def private_app(
     )
     app.add_middleware(problems.Faults)
     return app
+
+
+async def _ask_all(checks: Mapping[str, Check], limit_s: float) -> dict[str, str]:
+    answers = await asyncio.gather(*(_ask(check, limit_s) for check in checks.values()))
+    return {name: answer for name, answer in zip(checks, answers, strict=True) if answer is not None}
 
 
 async def _ask(check: Check, limit_s: float) -> str | None:

@@ -12,6 +12,8 @@ from typing import TypeVar
 from pydantic import Field, PostgresDsn, RedisDsn, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from shared.keeping import ERASE_WITHIN_S
+
 PREFIX = "WAYBILL_"
 
 
@@ -43,10 +45,35 @@ class KafkaSettings(_FromEnvironment):
     )
 
 
+class ErasureSettings(_FromEnvironment):
+    """By when what was erased is gone."""
+
+    erase_within_s: int = Field(
+        ERASE_WITHIN_S,
+        ge=120,
+        description=(
+            "After so many seconds what users delete is in no outbox partition and no topic any more, old versions of "
+            "rows included. `waybill migrate` and `waybill up` set the topics, the relay sees to the rest."
+        ),
+    )
+
+
 class RedisSettings(_FromEnvironment):
     """How to reach Redis or Valkey."""
 
     redis_url: RedisDsn = Field(description="Address of Redis. It holds only what may vanish.")
+
+
+class LogSettings(_FromEnvironment):
+    """Of the log of state changes."""
+
+    transition_log: bool = Field(
+        True,
+        description=(
+            "Whether pushes, sends and publications go to the log of state changes (`transition`). Off is for "
+            "measuring what they cost: what happens meanwhile is not in the log."
+        ),
+    )
 
 
 class AuthSettings(_FromEnvironment):

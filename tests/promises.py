@@ -16,7 +16,6 @@ class Promise(NamedTuple):
     later: str | None = None
 
 
-_TIMELINE = "comes with the whole timeline"
 _TRACE = "comes with the trace command"
 _PROOF = "comes with the proof's drills"
 
@@ -72,6 +71,8 @@ PROMISES: dict[str, Promise] = {
     "protocol.3.ack": Promise("ack names ranges; what is not visible or above the head is ignored and counted."),
     "protocol.3.read": Promise("read and unread are answered by a receipt, with the present marks when refused."),
     "protocol.3.pull": Promise("pull is answered by a page; next passes over what is not visible."),
+    "protocol.3.settings": Promise("settings is answered by settings, and told to the user's other devices at once."),
+    "protocol.3.listed_totals": Promise("listed tells what is unread in all, if all was listed."),
     "protocol.3.token_frame": Promise("token renews the session; another sub closes 4401."),
     "protocol.3.watch": Promise("watch brings other members' receipts of a group: those so far, then changes, folded."),
     "protocol.3.typing": Promise("typing is told to the others."),
@@ -87,7 +88,7 @@ PROMISES: dict[str, Promise] = {
     "protocol.3.edited_by": Promise("What was read tells edited_by, recalled_by, deleted_by."),
     "protocol.3.delete": Promise("delete erases the body and those of its edits for every read."),
     "protocol.3.recall": Promise("recall hides the same from every read."),
-    "protocol.3.erase_within": Promise("Kafka and the outbox forget a deleted body within erase_within.", _TIMELINE),
+    "protocol.3.erase_within": Promise("Kafka and the outbox forget a deleted body within erase_within."),
     "protocol.3.session_number": Promise("A newer session of a device closes the older one with 4409."),
     "protocol.3.close_codes": Promise("The close codes mean what the table says."),
     "protocol.3.reconnect": Promise("A draining server says reconnect with after_ms and closes 4503."),
@@ -108,7 +109,11 @@ PROMISES: dict[str, Promise] = {
     "protocol.6.events": Promise("POST /v1/events: results in order, 201 new, 200 known, one bad item fails alone."),
     "protocol.6.conversations": Promise("POST /v1/conversations: 201, or 200 if it exists."),
     "protocol.6.state": Promise("GET /v1/conversations/{id}: for members and services only."),
+    "protocol.6.settings": Promise("PUT …/settings mutes and archives for one user, on all its devices."),
+    "protocol.6.unread": Promise("GET /v1/unread: what is unread in all, muted conversations apart."),
     "protocol.6.page": Promise("GET …/events answers a page."),
+    "protocol.6.receipts": Promise("GET …/receipts and the frame receipts tell who has a seq: counts, names by page."),
+    "protocol.6.history": Promise("GET …/events/{seq}/history tells what an event said before it was edited."),
     "protocol.6.health": Promise("Every service serves /healthz, /readyz and /metrics on its private port."),
     "protocol.6.bad_body": Promise("A malformed HTTP body gets 400 bad_request, never the framework's 422."),
     "protocol.6.moderation": Promise("The moderation hook is asked before anything is written."),
@@ -136,6 +141,8 @@ PROMISES: dict[str, Promise] = {
     ),
     "protocol.9.ranges": Promise("Ranges: 1 ≤ from ≤ to ≤ 2⁶³−1, any order, may overlap; an empty list is malformed."),
     "protocol.9.present_state": Promise("Catch-up and pages show an event as it is now."),
+    "protocol.9.expired": Promise("A body erased by age is null, and the frame says expired."),
+    "protocol.9.windows": Promise("Edits, recalls and deletes within their windows; groups up to their size."),
     "protocol.9.creation_event": Promise("The creation event, its client_msg_id, and the reserved prefix."),
     "protocol.9.unread": Promise("unread counts visible messages and notices of others, not recalled or deleted."),
     "protocol.9.http": Promise("The HTTP page and state; senders of users and services."),

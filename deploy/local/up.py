@@ -26,6 +26,7 @@ from deploy.local.stack import STOP_ORDER, Stack
 from deploy.local.supervisor import Supervisor
 from deploy.migrate import MigrationError, migrate_async
 from shared.kafka import Topics, ensure_topics
+from shared.settings import ErasureSettings, load
 
 INTERRUPTED = 130
 """What a shell expects of a command that Ctrl-C ended before it had begun its work."""
@@ -84,6 +85,7 @@ class Local:
         self._stack = stack
         self._interrupts = interrupts
         self._secret = os.environ.get("WAYBILL_AUTH_SECRET") or kept(options.state / "auth_secret")
+        self._erase_within_s = load(ErasureSettings).erase_within_s
         digest_key = os.environ.get("WAYBILL_DIGEST_KEY") or kept(options.state / "digest_key")
         self._ports = choose_ports(options.ports, options.state / "service_ports.json", options.gateways)
         self._file = options.state / addresses.FILE
@@ -129,7 +131,11 @@ class Local:
 
     async def _live(self) -> None:
         await migrate_async(self._stack.postgres_url)
-        await ensure_topics(self._stack.kafka, Topics(os.environ.get("WAYBILL_TOPIC_PREFIX") or "waybill"))
+        await ensure_topics(
+            self._stack.kafka,
+            Topics(os.environ.get("WAYBILL_TOPIC_PREFIX") or "waybill"),
+            erase_within_s=self._erase_within_s,
+        )
         await self._supervisor.start()
         self._ready = True
         self._changed()

@@ -13,6 +13,7 @@ from shared.errors import (
     ClientMsgIdReusedError,
     ConflictError,
     ForbiddenError,
+    ModeratedError,
     NotFoundError,
     NotMemberError,
     WaybillError,
@@ -23,11 +24,15 @@ if TYPE_CHECKING:
 
 
 class Send(msgspec.Struct, frozen=True, kw_only=True):
-    """An event to be written. ``as_service``: by a service, in the name of ``draft.sender_id``."""
+    """An event to be written. ``as_service``: by a service, in the name of ``draft.sender_id``.
+
+    ``device_id``: of the sender, where a gateway says so.
+    """
 
     draft: Draft
     as_service: bool
     digest: bytes
+    device_id: str | None = None
 
     @property
     def size(self) -> int:
@@ -50,6 +55,7 @@ def admit(
         draft=made,
         as_service=as_service,
         digest=digest(digest_key, made.type, made.target_seq, made.body),
+        device_id=item.device_id if claims.scope == "gateway" else None,
     )
 
 
@@ -99,18 +105,21 @@ _REFUSALS: dict[str, tuple[type[WaybillError], str, str | None]] = {
     "forbidden_system": (ForbiddenError, "only services write system events", "type"),
     "forbidden_admins_only": (ForbiddenError, "only admins may do this", None),
     "forbidden_not_yours": (ForbiddenError, "the event is another user's", "target_seq"),
+    "forbidden_too_late": (ForbiddenError, "it is too late for that", "target_seq"),
     "conflict_direct": (ConflictError, "the members of a direct chat do not change", None),
     "conflict_already_member": (ConflictError, "is a member already", "body.user_id"),
+    "conflict_group_full": (ConflictError, "the group has as many members as it may have", "body.user_id"),
     "conflict_no_member": (ConflictError, "is not a member", "body.user_id"),
     "conflict_last_admin": (ConflictError, "the last admin cannot leave the others without one", None),
     "not_found_target": (NotFoundError, "no such event", "target_seq"),
     "conflict_target_type": (ConflictError, "only messages and system events are changed", "target_seq"),
     "conflict_target_gone": (ConflictError, "the event is recalled or deleted", "target_seq"),
+    "moderated": (ModeratedError, "refused by moderation", None),
 }
-"""What `write_events` (deploy/migrations/0004_pre_ingest.sql) calls its refusals, and what they are to a sender."""
+"""What `append_events` (deploy/migrations/0013_pre_timeline.sql) calls its refusals, and what they are to a sender."""
 
 
 def refusal(outcome: str) -> WaybillError:
-    """The error for a refusal of `write_events`."""
+    """The error for a refusal of `append_events`."""
     kind, message, field = _REFUSALS[outcome]
     return kind(message, field=field)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
@@ -11,27 +10,29 @@ from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
 import msgspec
 from fastapi import FastAPI, Request, Response
 
-from services.ingest import schemas
+from services.ingest import asking, history_api, own_api, receipts_api, schemas
 from services.ingest.admission import Send, admit, creator, reader
 from services.ingest.conversations import CreateRequest, plan
 from services.ingest.items import item, items
 from services.ingest.metrics import SENDS
 from services.ingest.openapi import describe, takes
 from shared import problems
-from shared.auth import Claims, bearer
 from shared.bodies import read_body
 from shared.contracts.decode import decode
 from shared.contracts.frames import MAX_PAGE
-from shared.contracts.words import MAX_SEQ, TRACEPARENT, UUID
+from shared.contracts.words import MAX_SEQ
 from shared.errors import BadRequestError, WaybillError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from services.ingest.conversations import Conversations
+    from services.ingest.history_api import ReadsHistory
     from services.ingest.lanes import Lanes
+    from services.ingest.own_api import ReadsUnread, SetsSettings
+    from services.ingest.receipts_api import Reads
     from services.ingest.writer import Answer
-    from shared.auth import Verifier
+    from shared.auth import Claims, Verifier
     from shared.timeline import Page
 
 _JSON = "application/json"
@@ -39,9 +40,6 @@ _READ_S = 30.0
 _SLICE_BYTES = 256 * 1024
 """So many bytes of bodies are parsed at a time before other requests get their turn."""
 
-_UUID = re.compile(UUID)
-_TRACEPARENT = re.compile(TRACEPARENT)
-_DIGITS = re.compile(r"\A[0-9]{1,19}\Z")
 _CREATE = msgspec.json.Decoder(CreateRequest)
 _ENCODER = msgspec.json.Encoder()
 
@@ -77,6 +75,10 @@ class Door:
     lanes: Lanes
     conversations: Conversations
     pages: Pages
+    readers: Reads
+    history: ReadsHistory
+    set_settings: SetsSettings
+    unread: ReadsUnread
     digest_key: bytes
     max_body: int
     max_request: int
@@ -95,9 +97,9 @@ def public_app(door: Door) -> FastAPI:
         openapi_extra=takes(schemas.Sends),
     )
     async def write(request: Request) -> Response:
-        claims = await _claims(door, request)
+        claims = await asking.claims(door.verifier, request)
         texts = items(await read_body(request, door.max_request, within_s=_READ_S))
-        answers = await _write(door, claims, texts, _traceparent(request))
+        answers = await _write(door, claims, texts, asking.traceparent(request))
         return _json({"results": [_result(answer) for answer in answers]})
 
     @app.post(
@@ -108,7 +110,7 @@ def public_app(door: Door) -> FastAPI:
         openapi_extra=takes(schemas.Create),
     )
     async def create(request: Request) -> Response:
-        claims = await _claims(door, request)
+        claims = await asking.claims(door.verifier, request)
         asked = decode(_CREATE, await read_body(request, door.max_request, within_s=_READ_S), fallback="members")
         planned = plan(asked, creator(claims, asked.creator_id))
         existing = await door.conversations.create(planned)
@@ -121,8 +123,8 @@ def public_app(door: Door) -> FastAPI:
         responses={200: {"model": schemas.Conversation}, **failures},
     )
     async def state(conversation_id: str, request: Request) -> Response:
-        claims = await _claims(door, request)
-        return _json(await door.conversations.state(_conversation(conversation_id), reader(claims)))
+        claims = await asking.claims(door.verifier, request)
+        return _json(await door.conversations.state(asking.conversation(conversation_id), reader(claims)))
 
     @app.get(
         "/v1/conversations/{conversation_id}/events",
@@ -140,11 +142,14 @@ def public_app(door: Door) -> FastAPI:
         },
     )
     async def page(conversation_id: str, request: Request) -> Response:
-        claims = await _claims(door, request)
-        found = _conversation(conversation_id)
+        claims = await asking.claims(door.verifier, request)
+        found = asking.conversation(conversation_id)
         asked = _asked(request.query_params)
         return Response((await door.pages(found, reader(claims), **asked)).encode(), media_type=_JSON)
 
+    receipts_api.add(app, door, failures)
+    history_api.add(app, door, failures)
+    own_api.add(app, door, failures)
     describe(app)
     return app
 
@@ -192,34 +197,12 @@ def _json(content: object, status: int = 200) -> Response:
     return Response(_ENCODER.encode(content), status_code=status, media_type=_JSON)
 
 
-async def _claims(door: Door, request: Request) -> Claims:
-    return await door.verifier.verify(bearer(request.headers.get("authorization")))
-
-
-def _traceparent(request: Request) -> str | None:
-    found = request.headers.get("traceparent")
-    return found if found is not None and _TRACEPARENT.match(found) else None
-
-
-def _conversation(text: str) -> str:
-    if not _UUID.match(text):
-        raise BadRequestError("expected a UUID", field="conversation_id")
-    return text.lower()
-
-
 def _asked(query: Mapping[str, str]) -> _Asked:
     if ("after" in query) == ("before" in query):
         raise BadRequestError("exactly one of after, before", field="after")
-    asked: _Asked = {"limit": _number(query, "limit", low=1, high=MAX_PAGE) if "limit" in query else 100}
+    asked: _Asked = {"limit": asking.number(query, "limit", low=1, high=MAX_PAGE) if "limit" in query else 100}
     if "after" in query:
-        asked["after"] = _number(query, "after", low=0, high=MAX_SEQ)
+        asked["after"] = asking.number(query, "after", low=0, high=MAX_SEQ)
     else:
-        asked["before"] = _number(query, "before", low=1, high=MAX_SEQ)
+        asked["before"] = asking.number(query, "before", low=1, high=MAX_SEQ)
     return asked
-
-
-def _number(query: Mapping[str, str], name: str, *, low: int, high: int) -> int:
-    text = query[name]
-    if not _DIGITS.match(text) or not low <= int(text) <= high:
-        raise BadRequestError(f"expected a number from {low} to {high}", field=name)
-    return int(text)

@@ -27,7 +27,7 @@ MAX_MEMBERS = 500
 """Members that a conversation may be made with."""
 
 _SQL = statements(__file__)
-_CREATE = _SQL["create_conversation"]
+_START = _SQL["start_conversation"]
 _STATE = _SQL["conversation_state"]
 
 _OWN_ID = re.compile(r"\A.{14}[47].{4}[89abAB]")
@@ -104,25 +104,26 @@ class ConversationState(msgspec.Struct, frozen=True):
 
 
 class Conversations:
-    """Conversations in the store. ``timeout_s`` bounds each call."""
+    """Conversations in the store. ``timeout_s`` bounds each call; ``group_size``: members that a group may have."""
 
-    def __init__(self, pool: Pool, digest_key: bytes, timeout_s: float) -> None:
+    def __init__(self, pool: Pool, digest_key: bytes, timeout_s: float, *, group_size: int = 10_000) -> None:
         self._pool = pool
         self._digest_key = digest_key
         self._timeout_s = timeout_s
+        self._group_size = group_size
 
     async def create(self, planned: Plan) -> bool:
         """Make a conversation with its first event, or find it; whether it existed.
 
-        Raises `ConflictError` if something else has its id, and `UnavailableError` or `TimedOutError` if it is not
-        known to be made.
+        Raises `ConflictError` if something else has its id or it would be too large, and `UnavailableError` or
+        `TimedOutError` if it is not known to be made.
         """
         body = bodies.parse(planned.body.encode())
         with unavailable_if_away():
             try:
                 async with self._pool.acquire(timeout=self._timeout_s) as connection:
                     outcome = await connection.fetchval(
-                        _CREATE,
+                        _START,
                         planned.conversation_id,
                         partition_of(planned.conversation_id),
                         planned.kind,
@@ -132,10 +133,13 @@ class Conversations:
                         planned.members,
                         planned.body,
                         bodies.digest(self._digest_key, "conversation", None, body),
+                        self._group_size,
                         timeout=self._timeout_s,
                     )
             except TimeoutError:
                 raise TimedOutError("the store did not answer in time") from None
+        if outcome == "full":
+            raise ConflictError(f"a group has at most {self._group_size} members", field="members")
         if outcome == "conflict":
             raise ConflictError("this id belongs to another conversation", field="conversation_id")
         return bool(outcome == "existing")

@@ -1,5 +1,5 @@
--- name: create_conversation
-SELECT create_conversation($1, $2, $3, $4, $5, $6, $7, $8, $9)
+-- name: start_conversation
+SELECT start_conversation($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
 
 -- name: conversation_state
 -- A row per present member. `reads` and `belongs`: whether the user $2 ever was a member, and whether it is one now.

@@ -33,6 +33,10 @@ MODERATION = Counter(
 OUTBOX_IDS_LEFT = Gauge(
     "waybill_outbox_ids_left", "Ids left in the outbox partitions that there are. Falling to 0: make partitions."
 )
+COUNTED_LATE = Counter(
+    "waybill_ingest_counted_late",
+    "Buckets of events that the walk through all conversations counted, and not the writer that filled them.",
+)
 
 RESULTS = ("new", "duplicate", *ERRORS)
 for _result in RESULTS:

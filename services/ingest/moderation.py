@@ -13,7 +13,7 @@ from shared.errors import ModeratedError, UnavailableError, WaybillError
 from shared.logging import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from services.ingest.admission import Send
     from services.ingest.writer import Answer
@@ -118,8 +118,8 @@ def question(sends: Sequence[Send]) -> bytes:
 class Store(Protocol):
     """The writer, as moderation needs it."""
 
-    async def write(self, sends: Sequence[Send]) -> list[Answer]:
-        """Write a batch."""
+    async def write(self, sends: Sequence[Send], moderated: Collection[int] = ()) -> list[Answer]:
+        """Write a batch, but what is refused already, by place."""
         ...
 
     async def would_pass(self, sends: Sequence[Send]) -> list[bool]:
@@ -136,12 +136,16 @@ class Moderated:
         self._open = when_away == "open"
 
     async def write(self, sends: Sequence[Send]) -> list[Answer]:
-        """Write what is allowed; `ModeratedError` for the rest. Raises what the writer raises."""
+        """Write what is allowed; `ModeratedError` for the rest, which the store notes. Raises as the writer does."""
         refused = await self._refused(sends)
-        allowed = [at for at in range(len(sends)) if at not in refused]
-        written = await self._writer.write([sends[at] for at in allowed]) if allowed else []
-        answers: dict[int, Answer] = {**refused, **dict(zip(allowed, written, strict=True))}
-        return [answers[at] for at in range(len(sends))]
+        judged = {at for at, error in refused.items() if isinstance(error, ModeratedError)}
+        told = [at for at in range(len(sends)) if at not in refused or at in judged]
+        moderated = {place for place, at in enumerate(told) if at in judged}
+        written = await self._writer.write([sends[at] for at in told], moderated) if told else []
+        answers: dict[int, Answer] = dict(zip(told, written, strict=True))
+        # The reason is the hook's to tell, unless the store had a better one by then.
+        stand = {at: error for at, error in refused.items() if isinstance(answers.get(at, error), type(error))}
+        return [(answers | stand)[at] for at in range(len(sends))]
 
     async def _refused(self, sends: Sequence[Send]) -> dict[int, WaybillError]:
         """Errors by place in the batch.

@@ -29,7 +29,7 @@ def describe(app: FastAPI) -> None:
             made = get_openapi(title=app.title, version=app.version, routes=app.routes)
             components = made.setdefault("components", {})
             named = components.setdefault("schemas", {})
-            for model in (schemas.Sends, schemas.Create):
+            for model in (schemas.Sends, schemas.Create, schemas.Settings):
                 schema = model.model_json_schema(ref_template=_REF)
                 named.update(schema.pop("$defs", {}))
                 named[model.__name__] = schema

@@ -1,6 +1,6 @@
 -- name: outbox_room
 -- Whether the functions that we call are there, the last id that was drawn, and the bounds of the last partition.
-SELECT num_nulls(to_regproc('write_events'), to_regproc('create_conversation'), to_regproc('timeline_after'),
+SELECT num_nulls(to_regproc('append_events'), to_regproc('start_conversation'), to_regproc('timeline_after'),
                  to_regproc('timeline_before')) = 0 AS has_schema,
        s.last_value AS last_id, b.bounds[1]::bigint AS low, b.bounds[2]::bigint AS high
 FROM outbox_id_seq AS s

@@ -5,30 +5,54 @@ They describe; msgspec types do the work, and a test holds the two together.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from services.ingest.conversations import MAX_MEMBERS
 from services.ingest.items import MAX_ITEMS
 from shared.contracts.models import (
+    Body,
     Contract,
     ConversationId,
     Count,
+    Given,
+    Id,
     Name,
     PageFields,
     Problem,
+    ReceiptsFields,
     SendItem,
     SentFields,
     Seq,
+    SettingsAsked,
+    SettingsFields,
     Time,
 )
 from shared.contracts.sends import MAX_TITLE
-from shared.contracts.words import History, Kind, Role
+from shared.contracts.words import History as Since
+from shared.contracts.words import Kind, Role
 
-__all__ = ["Conversation", "Create", "Created", "HttpProblem", "Page", "Results", "SendItem", "Sends", "SentFields"]
+__all__ = [
+    "Conversation",
+    "Create",
+    "Created",
+    "History",
+    "HttpProblem",
+    "OwnSettings",
+    "Page",
+    "Receipts",
+    "Results",
+    "SendItem",
+    "Sends",
+    "SentFields",
+    "Settings",
+    "Totals",
+]
 
 Page = PageFields
+Receipts = ReceiptsFields
+OwnSettings = SettingsFields
 
 
 class Sends(Contract):
@@ -72,7 +96,7 @@ class Create(Contract):
     conversation_id: Annotated[
         ConversationId | None, Field(description="Of a group: version 4 or 7; repeating it makes no second one.")
     ] = None
-    history: History = "joined"
+    history: Since = "joined"
     creator_id: Annotated[Name | None, Field(description="Needed from a service.")] = None
 
 
@@ -103,3 +127,45 @@ class Conversation(Contract):
     created_at: Time
     updated_at: Time
     members: list[Member]
+
+
+class Version(Contract):
+    """What an event has said: at first, or with one of its edits."""
+
+    seq: Annotated[Seq, Field(description="Of the event itself, or of the edit.")]
+    event_id: Id
+    sender_id: Name
+    body: Annotated[Body | None, Field(description="null once the event is recalled or deleted, or the text erased.")]
+    created_at: Time
+    expired: Annotated[Given[Literal[True]], Field(description="The text was erased by age.")] = None
+
+
+class History(Contract):
+    """Versions of an event, the oldest first."""
+
+    conversation_id: Id
+    seq: Seq
+    versions: list[Version]
+    next: Annotated[Count, Field(description="The cursor to go on from.")]
+    complete: Annotated[StrictBool, Field(description="There are no more.")]
+
+
+class Settings(SettingsAsked):
+    """A user's own settings of a conversation, to be set. What is null stays as it is."""
+
+    user_id: Annotated[Name | None, Field(description="Whose; needed from a service.")] = None
+    device_id: Annotated[Name | None, Field(description="The gateway's to tell; ignored from others.")] = None
+
+
+class Unread(Contract):
+    """What is unread, and where."""
+
+    unread: Annotated[Count, Field(description="Events.")]
+    conversations: Annotated[Count, Field(description="In how many conversations they are.")]
+
+
+class Totals(Unread):
+    """What is unread in all: of conversations that are not muted, and apart of those that are; archived ones count."""
+
+    user_id: Name
+    muted: Unread

@@ -37,6 +37,21 @@ class IngestSettings(Settings, PostgresSettings, AuthSettings):
     ingest_max_request_bytes: int = Field(
         36 * 1024 * 1024, ge=1024, description="Most bytes of an HTTP request's body: 500 events of the largest size."
     )
+    ingest_edit_window_s: float | None = Field(
+        None, ge=0, description="For how many seconds a sender may edit a message; not set: for ever."
+    )
+    ingest_recall_window_s: float | None = Field(
+        None,
+        ge=0,
+        description="For how many seconds a sender may recall or delete a message; not set: for ever. A group's admins "
+        "may at any time.",
+    )
+    ingest_group_size: int = Field(10_000, ge=2, description="Most members of a group.")
+    ingest_edit_history: Literal["admins", "members", "off"] = Field(
+        "admins",
+        description="Who may read the earlier texts of an edited message: the group's `admins`, its `members`, or "
+        "nobody (`off`). Services always may.",
+    )
     moderation_url: HttpUrl | None = Field(
         None, description="Where messages and edits are judged before they are written; unset: nothing is."
     )

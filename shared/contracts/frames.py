@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from shared.contracts import member_settings
 from shared.contracts.decode import LOOK_BYTES, at_fault, decode, members
+from shared.contracts.member_settings import Moment  # noqa: TC001 - msgspec reads annotations
 from shared.contracts.words import (
     MAX_SEQ,
     ConversationId,
@@ -18,6 +20,7 @@ from shared.contracts.words import (
     Name,
     Rid,
     Seq,
+    State,
     Traceparent,
     is_uuid,
 )
@@ -146,6 +149,30 @@ class Pull(Frame, frozen=True, tag="pull"):
             raise BadRequestError("exactly one of after, before", field="after")
 
 
+class Receipts(Frame, frozen=True, tag="receipts"):
+    """Who has an event: how many, and a page of names above ``after``."""
+
+    rid: Rid
+    conversation_id: ConversationId
+    seq: Seq
+    state: State = "read"
+    after: Name | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 100
+
+
+class Settings(Frame, frozen=True, tag="settings"):
+    """The user's own settings of a conversation, to be set. What is null stays as it is."""
+
+    rid: Rid
+    conversation_id: ConversationId
+    muted: bool | None = None
+    muted_until: Moment | None = None
+    archived: bool | None = None
+
+    def __post_init__(self) -> None:
+        member_settings.check(muted=self.muted, muted_until=self.muted_until, archived=self.archived)
+
+
 class Watch(Frame, frozen=True, tag="watch"):
     """Other members' receipts of a group: wanted, or no more."""
 
@@ -177,7 +204,9 @@ class Ping(Frame, frozen=True, tag="ping"):
     rid: Rid | None = None
 
 
-Known = Hello | Send | Create | Ack | Read | Unread | Pull | Watch | Typing | Presence | Token | Ping
+Known = (
+    Hello | Send | Create | Ack | Read | Unread | Pull | Receipts | Settings | Watch | Typing | Presence | Token | Ping
+)
 
 _DECODER: msgspec.json.Decoder[Known] = msgspec.json.Decoder(Known)
 _RID = msgspec.json.Decoder(Rid)

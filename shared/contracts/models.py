@@ -21,9 +21,10 @@ from pydantic import (
     model_validator,
 )
 
+from shared.contracts import member_settings
 from shared.contracts.frames import MAX_CURSORS, MAX_PAGE, MAX_PRESENCE, MAX_RANGES
-from shared.contracts.words import MAX_SEQ, EventType, History, Kind
-from shared.errors import ERRORS
+from shared.contracts.words import MAX_SEQ, EventType, History, Kind, State
+from shared.errors import ERRORS, BadRequestError
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -45,6 +46,18 @@ Count = Annotated[StrictInt, Field(ge=0, le=MAX_SEQ)]
 Range = Annotated[list[Seq], Field(min_length=2, max_length=2, description="[from, to], both inclusive")]
 Time = Annotated[StrictStr, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$", description="RFC 3339 UTC")]
 Body = dict[str, JsonValue]
+
+
+def _known_moment(text: str) -> str:
+    member_settings.moment(text)
+    return text
+
+
+Moment = Annotated[
+    StrictStr,
+    Field(pattern=member_settings.MOMENT.replace(r"\A", "^").replace(r"\Z", "$"), description="RFC 3339, in any zone"),
+    AfterValidator(_known_moment),
+]
 
 
 def _known_code(code: str) -> str:
@@ -93,6 +106,9 @@ class EventFields(Contract):
     edited_by: Given[Seq] = None
     recalled_by: Given[Seq] = None
     deleted_by: Given[Seq] = None
+    expired: Annotated[Given[Literal[True]], Field(description="The body was erased by age, and not by anybody.")] = (
+        None
+    )
 
 
 class SentFields(Contract):
@@ -114,6 +130,70 @@ class PageFields(Contract):
     next: Count
     head: Count
     complete: StrictBool
+
+
+class Marks(Contract):
+    """A user's marks in a conversation."""
+
+    user_id: Name
+    delivered_seq: Count
+    read_seq: Count
+    read_version: Count
+
+
+class ReceiptsFields(Contract):
+    """Who has an event: of those who may see it, but for its sender."""
+
+    conversation_id: Id
+    seq: Seq
+    members: Annotated[Count, Field(description="How many may see it, but for its sender.")]
+    delivered: Annotated[Count, Field(description="How many of them hold it.")]
+    read: Annotated[Count, Field(description="How many of them have read it.")]
+    users: Annotated[list[Marks], Field(description="Those of the state that was asked for, in order of user id.")]
+    next: Annotated[Name | None, Field(description="The last of them, to go on above; null if there are no more.")]
+
+
+class SettingsAsked(Contract):
+    """A user's own settings of a conversation, to be set. What is null stays as it is."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": [name], "properties": {name: {"type": "boolean"}}} for name in ("muted", "archived")
+            ],
+            "oneOf": [
+                {"properties": {"muted_until": {"type": "null"}}},
+                {
+                    "required": ["muted", "muted_until"],
+                    "properties": {"muted": {"const": True}, "muted_until": {"type": "string"}},
+                },
+            ],
+        }
+    )
+
+    muted: StrictBool | None = None
+    muted_until: Annotated[
+        Moment | None,
+        Field(description="With `muted`: until when; null is for ever, and what has passed is not muted."),
+    ] = None
+    archived: StrictBool | None = None
+
+    @model_validator(mode="after")
+    def _some(self) -> SettingsAsked:
+        try:
+            member_settings.check(muted=self.muted, muted_until=self.muted_until, archived=self.archived)
+        except BadRequestError as error:
+            raise ValueError(error.message) from None
+        return self
+
+
+class SettingsFields(Contract):
+    """A user's own settings of a conversation."""
+
+    conversation_id: Id
+    muted: StrictBool
+    muted_until: Annotated[Time | None, Field(description="Until when it is muted; null if for ever, or if it is not.")]
+    archived: StrictBool
 
 
 class Problem(Contract):
@@ -147,6 +227,7 @@ class SendItem(Contract):
     body: Body | None = None
     target_seq: Seq | None = None
     traceparent: Traceparent | None = None
+    device_id: Annotated[Name | None, Field(description="The gateway's to tell; ignored from others.")] = None
 
 
 class Send(Contract):
@@ -229,6 +310,28 @@ class Pull(Contract):
         return self
 
 
+class ReceiptsRequest(Contract):
+    """Who has an event: how many, and a page of names."""
+
+    t: Literal["receipts"]
+    rid: Rid
+    conversation_id: ConversationId
+    seq: Seq
+    state: Annotated[State, Field(description="Whose names: who has read it, who holds it, who has not read it.")] = (
+        "read"
+    )
+    after: Annotated[Name | None, Field(description="Names above this one.")] = None
+    limit: Annotated[StrictInt, Field(ge=1, le=MAX_PAGE)] = 100
+
+
+class SettingsRequest(SettingsAsked):
+    """The user's own settings of a conversation, to be set. What is null stays as it is."""
+
+    t: Literal["settings"]
+    rid: Rid
+    conversation_id: ConversationId
+
+
 class Watch(Contract):
     """Other members' receipts of a group: wanted, or no more."""
 
@@ -266,6 +369,19 @@ class Ping(Contract):
 
 
 FromClient = Annotated[
-    Hello | Send | Create | Ack | Read | Unread | Pull | Watch | TypingRequest | PresenceRequest | Token | Ping,
+    Hello
+    | Send
+    | Create
+    | Ack
+    | Read
+    | Unread
+    | Pull
+    | ReceiptsRequest
+    | SettingsRequest
+    | Watch
+    | TypingRequest
+    | PresenceRequest
+    | Token
+    | Ping,
     Field(discriminator="t"),
 ]

@@ -14,9 +14,12 @@ Number = Annotated[StrictStr, Field(pattern=r"^(0|[1-9][0-9]*)$", description="i
 
 
 class ReceiptRecord(Receipt):
-    """The value of the receipts topic. `device_id`: a refused mark, for that device of the user alone."""
+    """The value of the receipts topic. `device_id`: a refused mark, for that device of the user alone.
 
-    kind: Literal["delivered", "read", "unread"]
+    Of the kind `settings`: the user's own settings of the conversation have changed; the marks are the present ones.
+    """
+
+    kind: Literal["delivered", "read", "unread", "settings"]
     cause: StrictStr
     device_id: Given[Name] = None
 
@@ -66,10 +69,12 @@ class ReceiptHeaders(CloudEvent):
     """The headers of the receipts topic."""
 
     ce_source: Literal["/waybill/receipts"]
-    ce_type: Literal["waybill.receipt.delivered", "waybill.receipt.read", "waybill.receipt.unread"]
+    ce_type: Literal[
+        "waybill.receipt.delivered", "waybill.receipt.read", "waybill.receipt.unread", "waybill.receipt.settings"
+    ]
     seq: Annotated[Number, Field(description="The outbox id: it only grows within a partition.")]
     user_id: Name
-    kind: Literal["delivered", "read", "unread"]
+    kind: Literal["delivered", "read", "unread", "settings"]
 
 
 class DeadHeaders(Contract):
@@ -79,4 +84,6 @@ class DeadHeaders(Contract):
     dead_offset: Number
     dead_error: StrictStr
     dead_attempts: Number
-    dead_cut: Annotated[Given[Literal["1"]], Field(description="The value was too large and is cut.")] = None
+    dead_cut: Annotated[
+        Given[Literal["1"]], Field(description="It was too large: value or key are cut, or headers left out.")
+    ] = None

@@ -39,6 +39,7 @@ class SendItem(msgspec.Struct, frozen=True, kw_only=True):
     body: msgspec.Raw = msgspec.Raw()
     target_seq: Seq | None = None
     traceparent: Traceparent | None = None
+    device_id: Name | None = None
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,9 +15,11 @@ from shared.contracts.models import (
     Name,
     PageFields,
     Problem,
+    ReceiptsFields,
     Rid,
     SentFields,
     Seq,
+    SettingsFields,
     Time,
 )
 from shared.contracts.words import Kind, Role
@@ -60,6 +62,11 @@ class Conversation(Contract):
     read_version: Count
     unread: Count
     updated_at: Time
+    muted: StrictBool
+    muted_until: Annotated[
+        Given[Time], Field(description="Until when it is muted; no frame tells that it has passed.")
+    ] = None
+    archived: StrictBool
     reset: Annotated[
         Given[Literal[True]], Field(description="Another event stands at the cursor that `hello` named, or none.")
     ] = None
@@ -71,6 +78,10 @@ class Listed(Contract):
     t: Literal["listed"]
     count: Count
     since: StrictStr
+    unread: Annotated[
+        Given[Count], Field(description="Of all conversations that are not muted. There if all were listed.")
+    ] = None
+    muted_unread: Annotated[Given[Count], Field(description="Of the muted ones. There if all were listed.")] = None
 
 
 class Event(EventFields):
@@ -111,6 +122,20 @@ class Receipt(Contract):
     delivered_seq: Count
     read_seq: Count
     read_version: Count
+
+
+class ReceiptsPage(ReceiptsFields):
+    """The answer to `receipts`."""
+
+    t: Literal["receipts"]
+    rid: Rid
+
+
+class Settings(SettingsFields):
+    """The answer to `settings`."""
+
+    t: Literal["settings"]
+    rid: Rid
 
 
 class TypingNotice(Contract):
@@ -170,6 +195,8 @@ ToClient = Annotated[
     | Created
     | Page
     | Receipt
+    | ReceiptsPage
+    | Settings
     | TypingNotice
     | PresenceNotice
     | Error

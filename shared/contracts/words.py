@@ -31,6 +31,8 @@ EventType = Literal["message", "edit", "recall", "delete", "member", "conversati
 Kind = Literal["direct", "group"]
 Role = Literal["admin", "member"]
 History = Literal["joined", "all"]
+State = Literal["read", "delivered", "unread"]
+"""Of a user and an event: has read it, holds it, has not read it."""
 
 RESERVED_CLIENT_MSG_ID = "create:"
 """The creation event's client id is this and the conversation id; nobody else's may begin so."""

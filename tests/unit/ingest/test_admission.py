@@ -10,7 +10,7 @@ from shared.contracts.sends import SendItem
 from shared.errors import BadRequestError, ForbiddenError, TooLargeError, WaybillError
 
 KEY = b"a digest key for tests"
-MIGRATION = Path(__file__).parents[3] / "deploy/migrations/0004_pre_ingest.sql"
+MIGRATION = Path(__file__).parents[3] / "deploy/migrations/0013_pre_timeline.sql"
 
 
 def claims(scope: str = "user", subject: str = "ann") -> Claims:
@@ -24,9 +24,9 @@ def item(**fields: object) -> SendItem:
 
 def test_every_refusal_of_the_store_has_an_error_and_no_other() -> None:
     sql = MIGRATION.read_text(encoding="utf-8")
-    body = sql[sql.index("CREATE FUNCTION write_events") : sql.index("CREATE FUNCTION apply_changes")]
-    names = set(re.findall(r"'((?:not_|forbidden_|conflict_|client_)[a-z_]+)'", body))
-    assert names == set(_REFUSALS)
+    body = sql[sql.index("FUNCTION append_events") : sql.index("FUNCTION write_events")]
+    names = set(re.findall(r"'((?:not_|forbidden_|conflict_|client_)[a-z_]+)'", body)) - {"client_msg_id"}
+    assert names == set(_REFUSALS) - {"moderated"}
     assert {refusal(name).code for name in names} == {
         "not_found",
         "not_member",
@@ -86,6 +86,14 @@ def test_an_items_traceparent_beats_the_requests() -> None:
     assert admit(claims(), item(), digest_key=KEY, traceparent=other).draft.traceparent == other
     first, second = (admit(claims(), item(traceparent=one), digest_key=KEY) for one in (own, other))
     assert first.digest == second.digest
+
+
+@pytest.mark.parametrize(("scope", "told"), [("gateway", "phone"), ("user", None), ("service", None)])
+def test_a_device_is_the_gateways_to_tell(scope: str, told: str | None) -> None:
+    named = "ann" if scope != "user" else None
+    made = admit(claims(scope), item(sender_id=named, device_id="phone"), digest_key=KEY)
+    assert made.device_id == told
+    assert made.digest == admit(claims(scope), item(sender_id=named), digest_key=KEY).digest
 
 
 def test_who_creates_and_reads() -> None:

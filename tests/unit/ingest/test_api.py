@@ -19,6 +19,7 @@ from services.ingest.conversations import ConversationState, Plan
 from services.ingest.writer import Answer, Written
 from shared.auth import Verifier, mint
 from shared.errors import UnavailableError
+from shared.readers import Reader, Readers
 from shared.runtime import http
 from shared.settings import AuthSettings
 from shared.timeline import Page
@@ -66,6 +67,14 @@ async def fake_page(conversation_id: str, user_id: str | None, /, **asked: int |
     return Page(conversation_id, [json.dumps([user_id, asked]).encode()], 1, 2, complete=True)
 
 
+async def fake_readers(conversation_id: str, user_id: str | None, /, **asked: Any) -> Readers:
+    return Readers(conversation_id, asked["seq"], 1, 1, 1, [Reader(f"{user_id} {asked}", 1, 1, 0)], None)
+
+
+async def unasked(*_: Any, **__: Any) -> Any:
+    raise AssertionError("nobody asks for it here")
+
+
 class Client:
     def __init__(self, session: aiohttp.ClientSession, url: str, lanes: FakeLanes) -> None:
         self.session, self.url, self.lanes = session, url, lanes
@@ -97,6 +106,10 @@ async def door() -> AsyncIterator[Client]:
         lanes=lanes,
         conversations=FakeConversations(),
         pages=fake_page,
+        readers=fake_readers,
+        history=unasked,
+        set_settings=unasked,
+        unread=unasked,
         digest_key=b"a digest key for tests",
         max_body=64 * 1024,
         max_request=LIMIT,
@@ -319,6 +332,49 @@ async def test_a_create_that_is_not_json(client: Client) -> None:
 async def test_a_bad_page(client: Client, query: str, field: str) -> None:
     status, content = await client.call("GET", f"/v1/conversations/{GROUP}/events?{query}")
     assert (status, content["code"], content["field"]) == (400, "bad_request", field)
+
+
+@pytest.mark.promise("protocol.6.receipts")
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("", "seq"),
+        ("seq=0", "seq"),
+        (f"seq={2**63}", "seq"),
+        ("seq=x", "seq"),
+        ("seq=1&state=seen", "state"),
+        ("seq=1&state=", "state"),
+        ("seq=1&after=", "after"),
+        ("seq=1&after=a%20b", "after"),
+        ("seq=1&after=" + "a" * 65, "after"),
+        ("seq=1&limit=0", "limit"),
+        ("seq=1&limit=501", "limit"),
+    ],
+)
+async def test_bad_receipts(client: Client, query: str, field: str) -> None:
+    status, content = await client.call("GET", f"/v1/conversations/{GROUP}/receipts?{query}")
+    assert (status, content["code"], content["field"]) == (400, "bad_request", field)
+
+
+@pytest.mark.promise("protocol.6.receipts")
+async def test_receipts_are_asked_for(client: Client) -> None:
+    path = f"/v1/conversations/{GROUP.upper()}/receipts"
+    for query, token, asked in (
+        ("seq=7", "", "ann {'seq': 7, 'state': 'read', 'after': None, 'limit': 100}"),
+        (
+            f"seq={2**63 - 1}&state=unread&after=bob&limit=500",
+            mint(SECRET, "shop", scope="service"),
+            f"None {{'seq': {2**63 - 1}, 'state': 'unread', 'after': 'bob', 'limit': 500}}",
+        ),
+    ):
+        status, content = await client.call("GET", f"{path}?{query}", token=token)
+        assert (status, content["conversation_id"], content["users"][0]["user_id"]) == (200, GROUP, asked)
+        assert set(content) == {"conversation_id", "seq", "members", "delivered", "read", "users", "next"}
+    for scope in ("admin", "gateway"):
+        token = mint(SECRET, "root", scope=scope)
+        assert (await client.call("GET", f"{path}?seq=1", token=token))[0] == 403
+    assert (await client.call("GET", f"/v1/conversations/{GROUP[:-1]}/receipts?seq=1"))[1]["field"] == "conversation_id"
+    assert (await client.call("GET", f"{path}?seq=1", token=None))[0] == 401
 
 
 async def test_a_page_is_asked_for(client: Client) -> None:

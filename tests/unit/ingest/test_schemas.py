@@ -11,8 +11,12 @@ from pydantic import BaseModel, ValidationError
 
 from services.ingest import schemas
 from services.ingest.conversations import ConversationState, CreateRequest, MemberState
+from services.ingest.member_settings import OwnSettings, SettingsRequest
+from services.ingest.unread import Totals, Unread
 from services.ingest.writer import Written
 from shared.contracts.sends import SendItem
+from shared.errors import BadRequestError
+from shared.readers import Reader, Readers
 
 AT = "2026-01-02T03:04:05.000006Z"
 GROUP = "0b9a1f4e-55a8-4c1e-9d5a-6f2f3f0f8b11"
@@ -29,6 +33,7 @@ _items = st.fixed_dictionaries(
         "sender_id": _names,
         "type": st.sampled_from(["message", "edit", "shout", 5]),
         "target_seq": _seqs,
+        "device_id": _names,
         "traceparent": st.sampled_from([f"00-{'a' * 32}-{'b' * 16}-01", "x", None]),
         "unknown": st.just(1),
     },
@@ -46,10 +51,23 @@ _creates = st.fixed_dictionaries(
 )
 
 
+_moments = ["2026-12-01T08:00:00Z", "2026-12-01T08:00:00.25-03:30", "2026-13-01T08:00:00Z", "2026-12-01", 5, None]
+_settings = st.fixed_dictionaries(
+    {},
+    optional={
+        "muted": st.sampled_from([True, False, None, 1, "yes"]),
+        "muted_until": st.sampled_from(_moments),
+        "archived": st.sampled_from([True, False, None, 0]),
+        "user_id": _names,
+        "device_id": _names,
+    },
+)
+
+
 def takes(decoder: type[Any], value: object) -> bool:
     try:
         msgspec.json.decode(json.dumps(value), type=decoder)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, BadRequestError):
         return False
     return True
 
@@ -72,6 +90,11 @@ def test_creates(value: dict[str, object]) -> None:
     assert takes(CreateRequest, value) == documented(schemas.Create, value)
 
 
+@given(_settings)
+def test_settings(value: dict[str, object]) -> None:
+    assert takes(SettingsRequest, value) == documented(schemas.Settings, value)
+
+
 @pytest.mark.parametrize(
     ("model", "answer"),
     [
@@ -90,6 +113,10 @@ def test_creates(value: dict[str, object]) -> None:
             schemas.Conversation,
             ConversationState(GROUP, "group", None, 1, AT, AT, [MemberState("ann", "admin", [(1, 4), (7, None)])]),
         ),
+        (schemas.OwnSettings, OwnSettings(GROUP, True, AT, False)),
+        (schemas.OwnSettings, OwnSettings(GROUP, False, None, True)),
+        (schemas.Totals, Totals("ann", 5, 2, Unread(1, 1))),
+        (schemas.Receipts, Readers(GROUP, 3, 2, 1, 1, [Reader("ann", 3, 4, 1)], "ann")),
     ],
 )
 def test_answers(model: type[BaseModel], answer: msgspec.Struct) -> None:

@@ -1,0 +1,1 @@
+"""After which age bodies are erased: the policies that people set, for the command."""

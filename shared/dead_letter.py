@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
 _MAX_ERROR = 500
 _MAX_VALUE = 900_000
+"""Bytes of value, key and headers in the topic: below what a record may have, with room for what is added."""
+
+_MAX_KEY = 1_000
+_MAX_OF_HEADERS = 64_000
+_A_HEADER = 16
+"""Bytes that a header costs beside its name and content, at most."""
+
 _MAX_HEADERS = 32
 _MAX_HEADER = 1_000
 _BURY_S = 15.0
@@ -95,20 +102,28 @@ class Graves:
 async def bury(made: AIOKafkaProducer, topic: str, record: Consumed, error: str) -> None:
     """Write a record to the dead-letter topic with source, offset and error; returns once Kafka has it.
 
-    A value too large for the topic is cut, and says so in the header `dead_cut`. Raises what the producer raises: the
-    caller must not go past the record then.
+    What is too large for the topic is cut (a key, a value) or left out (headers), and says so in the header `dead_cut`.
+    Raises what the producer raises: the caller must not go past the record then.
     """
     BAD_RECORDS.labels(record.topic).inc()
-    value = record.value or b""
+    value, key = record.value or b"", record.key
+    own = [(name, content or b"") for name, content in record.headers if not name.startswith("dead_")]
+    kept, used = list[tuple[str, bytes]](), 0
+    for name, content in own:
+        size = len(name.encode(errors="replace")) + len(content) + _A_HEADER
+        if used + size <= _MAX_OF_HEADERS:
+            kept.append((name, content))
+            used += size
     headers = [
-        *((name, content or b"") for name, content in record.headers if not name.startswith("dead_")),
+        *kept,
         ("dead_source", f"{record.topic}/{record.partition}".encode()),
         ("dead_offset", str(record.offset).encode()),
         ("dead_error", error[:_MAX_ERROR].encode(errors="replace")),
         ("dead_attempts", b"1"),
     ]
-    if len(value) > _MAX_VALUE:
-        value = value[:_MAX_VALUE]
+    room = _MAX_VALUE - used
+    if len(value) > room or len(key or b"") > _MAX_KEY or len(kept) < len(own):
+        value, key = value[:room], key and key[:_MAX_KEY]
         headers.append(("dead_cut", b"1"))
     partition = partition_of((record.key or b"").decode(errors="replace"))
-    await made.send_and_wait(topic, value, key=record.key, partition=partition, headers=headers)
+    await made.send_and_wait(topic, value, key=key, partition=partition, headers=headers)

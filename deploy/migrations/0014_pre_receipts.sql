@@ -10,6 +10,13 @@ RETURN CASE
     ELSE visible_head(held * visible, held_up_to(held, visible, head))
 END;
 
+-- The lowest 5,000 ranges of what is held. Whoever acks every other seq of a long conversation would make each of its later
+-- acks, and so everybody's of the same batch, as dear as it likes. Its higher ranges are forgotten: a mark grows from below,
+-- and what is forgotten is acked again by the cursor of a later `hello`.
+CREATE FUNCTION lowest_ranges(held int8multirange) RETURNS int8multirange
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (SELECT range_agg(u.part) FROM (SELECT p AS part FROM unnest(held) AS p LIMIT 5000) AS u);
+
 -- Class of the advisory locks of those who write marks; the second key is the shard of the conversations.
 CREATE FUNCTION receipts_lock_class() RETURNS int
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -28,8 +35,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Up to which offset refused marks have been answered. It never goes back, whatever the stored offsets say: a replay
--- refuses the same marks once more, and nobody waits for an answer to them any more.
+-- Up to which offset refused marks have been answered. It does not go back with the stored offsets: a replay refuses the
+-- same marks once more, and nobody waits for an answer to them any more. Only a topic that was made anew begins again.
 CREATE TABLE ack_answered (
     topic text NOT NULL,
     partition int NOT NULL,
@@ -249,10 +256,14 @@ BEGIN
         ) AS v
     ), stored AS (
         INSERT INTO device_cursor AS d (conversation_id, user_id, device_id, delivered)
-        SELECT h.conversation_id, h.user_id, h.device_id, h.new
+        SELECT h.conversation_id, h.user_id, h.device_id,
+               CASE WHEN pg_column_size(h.new) > 100000 THEN lowest_ranges(h.new) ELSE h.new END
         FROM held AS h
         WHERE NOT isempty(h.new)
-        ON CONFLICT (conversation_id, user_id, device_id) DO UPDATE SET delivered = d.delivered + excluded.delivered
+        -- A hundred ranges take more than 2,000 bytes; looking at the size of what is stored costs nothing.
+        ON CONFLICT (conversation_id, user_id, device_id) DO UPDATE
+        SET delivered = CASE WHEN pg_column_size(d.delivered) > 2000 THEN lowest_ranges(d.delivered + excluded.delivered)
+                             ELSE d.delivered + excluded.delivered END
     ), logged AS (
         INSERT INTO transition (at, from_seq, to_seq, conversation_id, service, kind, cause, user_id, device_id)
         SELECT v_now, lower(r.part), upper(r.part) - 1, h.conversation_id, 'receipts', 'delivered', 'ack', h.user_id, h.device_id
@@ -293,7 +304,8 @@ BEGIN
     -- The changes of each user's row.
     WITH stored AS (
         INSERT INTO receipt AS r (conversation_id, user_id, delivered, delivered_seq, read_version, read_seq)
-        SELECT n.conversation_id, n.user_id, coalesce(n.new, '{}'),
+        SELECT n.conversation_id, n.user_id,
+               CASE WHEN n.new IS NULL THEN '{}' WHEN pg_column_size(n.new) > 100000 THEN lowest_ranges(n.new) ELSE n.new END,
                CASE WHEN n.new IS NULL THEN 0 ELSE delivered_mark(n.delivered, n.visible, n.last_seq) END,
                coalesce(n.pair[1], 0), coalesce(n.pair[2], 0)
         FROM (
@@ -319,7 +331,9 @@ BEGIN
             OFFSET 0
         ) AS n
         ON CONFLICT (conversation_id, user_id) DO UPDATE
-        SET delivered = CASE WHEN isempty(excluded.delivered) THEN r.delivered ELSE r.delivered + excluded.delivered END,
+        SET delivered = CASE WHEN isempty(excluded.delivered) THEN r.delivered
+                             WHEN pg_column_size(r.delivered) > 2000 THEN lowest_ranges(r.delivered + excluded.delivered)
+                             ELSE r.delivered + excluded.delivered END,
             delivered_seq = greatest(r.delivered_seq, excluded.delivered_seq),
             read_version = (greatest(ARRAY[r.read_version, r.read_seq], ARRAY[excluded.read_version, excluded.read_seq]))[1],
             read_seq = (greatest(ARRAY[r.read_version, r.read_seq], ARRAY[excluded.read_version, excluded.read_seq]))[2],

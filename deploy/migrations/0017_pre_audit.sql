@@ -145,7 +145,7 @@ BEGIN
         SET delivered = n.every,
             delivered_seq = CASE WHEN p_lower AND NOT least(r.delivered_seq, n.most) <@ n.every THEN n.mark
                                  ELSE greatest(least(r.delivered_seq, n.most), n.mark) END,
-            read_version = r.read_version + CASE WHEN n.read_holds THEN 0 ELSE 1 END,
+            read_version = r.read_version + CASE WHEN n.read_holds OR r.read_version = 9223372036854775807 THEN 0 ELSE 1 END,
             read_seq = CASE WHEN n.read_holds THEN r.read_seq ELSE n.readable END,
             changed_xid = pg_current_xact_id()
         FROM (
@@ -168,7 +168,7 @@ BEGIN
         RETURNING ARRAY(
             SELECT a.kind
             FROM (VALUES ('delivered', old.delivered_seq <> new.delivered_seq),
-                         ('read', old.read_version <> new.read_version)) AS a (kind, is_news)
+                         ('read', (old.read_version, old.read_seq) <> (new.read_version, new.read_seq))) AS a (kind, is_news)
             WHERE a.is_news)
         INTO v_announced;
 

@@ -94,6 +94,7 @@ class Applier:
                     LOOP_ERRORS.labels("apply").inc()
                     _log.error("acks wait: the desk does not take a bad record", error=str(refused))
                     await asyncio.sleep(backoff.next())
+                self._breaker.judge(0, len(good))
                 bad += [(record, str(refused)) for record, _ in good]
                 good = []
         metrics.BATCH_RECORDS.observe(len(batch.records))
@@ -102,6 +103,7 @@ class Applier:
 
     async def _one_by_one(self, batch: Batch, cluster: str, ours: Callable[[], bool], buried: frozenset[Place]) -> bool:
         """Apply a batch's records each by itself: the store does not take one of them."""
+        self._breaker.undo()
         fetched = Fetched()
         for record in batch.records:
             fetched.setdefault(record.partition, []).append(record)

@@ -52,7 +52,7 @@ def batches(
             if since is None or record.offset < since:
                 raise PositionLostError(f"partition {partition}: expected {since}, got {record.offset}")
             batch.records.append(record)
-            batch.size += len(record.value or b"")
+            batch.size += len(record.value or b"") or 1
             begun = batch.spans.get(partition)
             since_upto = record.offset + 1
             batch.spans[partition] = Span(since if begun is None else begun.since, since_upto)

@@ -60,15 +60,18 @@ _name = lru_cache(65_536)(is_name)
 
 _uuid = lru_cache(65_536)(is_uuid)
 
+_LONGEST = 64
+"""Characters of an id. What is longer is not looked up: it would be kept."""
+
 
 def parse(record: Consumed) -> Ack:
     """A record as an ack. Raises `BadRequestError` for a shape that §7 does not allow, and for another's key."""
     ack = decode(_DECODER, record.value or b"", fallback="value")
-    if not _uuid(ack.conversation_id):
+    if len(ack.conversation_id) > _LONGEST or not _uuid(ack.conversation_id):
         raise BadRequestError("expected a UUID", field="conversation_id")
-    if not _name(ack.user_id):
+    if len(ack.user_id) > _LONGEST or not _name(ack.user_id):
         raise BadRequestError("expected a user id", field="user_id")
-    if not _name(ack.device_id):
+    if len(ack.device_id) > _LONGEST or not _name(ack.device_id):
         raise BadRequestError("expected a device id", field="device_id")
     if record.key != ack.conversation_id.lower().encode():
         raise BadRequestError("the key is not the conversation id", field="key")

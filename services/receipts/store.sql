@@ -4,11 +4,19 @@ FROM ack_offset
 WHERE topic = $1 AND cluster_id = $2 AND partition = ANY ($3::int[]);
 
 -- name: reset_offsets
--- Only where the offset is still the one that was found useless.
-UPDATE ack_offset AS o
-SET next = i.first
-FROM unnest($3::int[], $4::bigint[], $5::bigint[]) AS i (partition, stored, first)
-WHERE o.topic = $1 AND o.cluster_id = $2 AND o.partition = i.partition AND o.next = i.stored;
+-- Only where the offset is still the one that was found useless. One beyond the end was of another topic of this name:
+-- what was answered there says nothing of the offsets here.
+WITH moved AS (
+    UPDATE ack_offset AS o
+    SET next = i.first
+    FROM unnest($3::int[], $4::bigint[], $5::bigint[]) AS i (partition, stored, first)
+    WHERE o.topic = $1 AND o.cluster_id = $2 AND o.partition = i.partition AND o.next = i.stored
+    RETURNING o.partition, i.stored, i.first
+)
+UPDATE ack_answered AS a
+SET upto = m.first
+FROM moved AS m
+WHERE a.topic = $1 AND a.cluster_id = $2 AND a.partition = m.partition AND m.stored > m.first AND a.upto > m.first;
 
 -- name: add_offsets
 INSERT INTO ack_offset (topic, cluster_id, partition, next)

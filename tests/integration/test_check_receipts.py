@@ -135,6 +135,7 @@ DAMAGE = {
         ["invisible", "invisible"],
     ),
     "read_beyond_head": (Stored(GOOD.visible, 10, DEVICES, GOOD.delivered, 6, (3, 12)), ["read_beyond_head"]),
+    "read_last_version": (Stored(GOOD.visible, 10, DEVICES, GOOD.delivered, 6, (OPEN, 12)), ["read_beyond_head"]),
     "read_invisible": (Stored(LEFT, 10, {}, RangeSet(), 0, (3, 8)), ["read_invisible"]),
     "no_member": (Stored(None, 10, DEVICES, GOOD.delivered, 6, (0, 9)), ["no_member"]),
     "no_conversation": (Stored(GOOD.visible, 0, DEVICES, GOOD.delivered, 6, (0, 9)), ["no_member"]),

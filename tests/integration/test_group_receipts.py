@@ -113,6 +113,19 @@ async def test_who_may_ask(rows: Rows, pool: Pool) -> None:
     assert (await readers(pool, group, ann, seq=last)).members == 1
 
 
+@pytest.mark.promise("I12")
+async def test_who_has_left_does_not_see_how_far_others_go(rows: Rows, pool: Pool) -> None:
+    ann, ben, cat = (user(name) for name in ("ann", "ben", "cat"))
+    group = await rows.group(ann, ben, cat)
+    [seq] = await rows.messages(group, ann, 1)
+    gone = await rows.member(group, ann, "remove", ben)
+    last = (await rows.messages(group, ann, 3))[-1]
+    await marks(rows, group, **{cat: (last, last - 1)})
+    for asker, delivered, read in ((ben, gone, gone), (ann, last, last - 1), (None, last, last - 1)):
+        [one] = (await readers(pool, group, asker, seq=seq)).users
+        assert (one.user_id, one.delivered_seq, one.read_seq) == (cat, delivered, read)
+
+
 @dataclass
 class Model:
     """A group as the rule without SQL has it."""

@@ -5,6 +5,7 @@ import json
 import random
 import signal
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.databases import Database
 from tests.integration.receipts_stage import (
     EVERYTHING,
     Gate,
+    Process,
     Receipt,
     Stage,
     announced,
@@ -32,7 +34,9 @@ from tests.integration.receipts_stage import (
 )
 from tests.stack import Stores
 from tests.unit.receipts.histories import HEAD, VISIBLE, Scene, batched
-from tests.waiting import until
+from tests.waiting import lasting, until
+
+pytestmark = pytest.mark.long(60)
 
 
 @pytest.fixture
@@ -59,9 +63,11 @@ def history(ids: list[str], length: int, seed_: int) -> list[Held | Mark]:
     return made
 
 
-async def expect(stage: Stage, ids: list[str], acks: list[Held | Mark]) -> None:
-    """The rows are what the pure rule makes of these acks."""
-    scenes = {id_: Scene(id_) for id_ in ids}
+async def expect(
+    stage: Stage, ids: list[str], acks: list[Held | Mark], *, head: int = HEAD
+) -> Counter[tuple[str, str | None]]:
+    """The rows are what the pure rule makes of these acks; returns what it counts."""
+    scenes = {id_: Scene(id_, head) for id_ in ids}
     for ack in acks:
         scenes[ack.conversation_id].apply(batched([ack]))
     there = await receipts(stage.pool)
@@ -77,6 +83,7 @@ async def expect(stage: Stage, ids: list[str], acks: list[Held | Mark]) -> None:
         for user, marks in scene.marks.items()
         for device, held in marks.devices.items()
     }
+    return sum((scene.counted for scene in scenes.values()), Counter())
 
 
 async def seeded(stage: Stage, count: int, *, head: int = HEAD) -> list[str]:
@@ -134,41 +141,127 @@ async def test_acks_become_marks_receipts_and_figures_and_sigterm_ends_it(stage:
         assert await offsets(stage.pool) | {partition_of(id_): 7} == await offsets(stage.pool)
 
 
-@pytest.mark.promise("I8")
-async def test_killed_again_and_again_no_mark_is_lost_or_taken_twice(stage: Stage) -> None:
-    """Each mark is larger than the one before it: one that was applied twice would be refused as stale, and told so."""
-    ids = await seeded(stage, 20, head=1000)
-    chance = random.Random(7)
-    process = stage.process(WAYBILL_RECEIPTS_INSTANCE="one").start()
-    sent: list[Held | Mark] = []
+STREAM_S = 0.04
 
-    async def stream() -> None:
-        for seq in range(1, 201):
-            some: list[Held | Mark] = []
-            for id_ in ids:
-                some += [Held(id_, "anna", "phone", RangeSet([(seq, seq)])), Mark(id_, "anna", "phone", "read", 0, seq)]
-            await stage.send(some)
-            sent.extend(some)
+
+class Storm:
+    """Acks that go on until told to stop: those of anna one by one upwards, those of the others at random."""
+
+    def __init__(self, stage: Stage, ids: list[str]) -> None:
+        self.sent: list[Held | Mark] = []
+        self.rounds = 0
+        self._stage = stage
+        self._ids = ids
+        self._chance = random.Random(7)
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        while not self._stop.is_set():
+            self.rounds += 1
+            some = [ack for id_ in self._ids for ack in self._round(id_)]
+            await self._stage.send(some)
+            self.sent += some
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), STREAM_S)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _round(self, id_: str) -> list[Held | Mark]:
+        seq, chance = self.rounds, self._chance
+        other, low = chance.choice(["late", "left", "back", "stranger"]), chance.randint(1, seq + 2)
+        others: list[Held | Mark] = [
+            Held(id_, other, chance.choice(["phone", "laptop"]), RangeSet([(low, low + 2)])),
+            Mark(id_, other, "phone", "read", chance.randint(0, 1 + seq // 50), low),
+            Mark(id_, other, "phone", "unread", chance.randint(1, 1 + seq // 50), low),
+        ]
+        mine = [Held(id_, "anna", "phone", RangeSet([(seq, seq)])), Mark(id_, "anna", "phone", "read", 0, seq)]
+        return [*mine, chance.choice(others)]
+
+
+@pytest.mark.promise("I8")
+async def test_two_processes_killed_and_frozen_in_turn_lose_no_mark_and_take_none_twice(stage: Stage) -> None:
+    """Each mark of anna is larger than the one before it: one that was applied twice would be refused as stale.
+
+    Halfway one of the two loses its store and is frozen, for so long that the other has all partitions and goes on with
+    them. It wakes up with acks in its hands that it tries again, and that are not its own any more.
+    """
+    ids = await seeded(stage, 12, head=5_000)
+    chance = random.Random(7)
+    gate = await gate_of(stage)
+    settings = {
+        "one": {"WAYBILL_RECEIPTS_INSTANCE": "one"},
+        "two": {"WAYBILL_RECEIPTS_INSTANCE": "two", "WAYBILL_POSTGRES_URL": through(gate, stage)},
+    }
+    processes = {name: stage.process(**settings[name]).start() for name in settings}
+    storm = Storm(stage, ids)
+
+    async def kill(name: str) -> None:
+        await processes[name].ready()
+        before = sum((await offsets(stage.pool)).values())
+        await until(lambda: _has_moved(stage, before), timeout=30, what="some acks applied")
+        await lasting(chance.uniform(0.01, 0.2))
+        await processes[name].kill()
+        processes[name] = stage.process(**settings[name]).start()
+
+    async def has(name: str, partitions: int) -> bool:
+        return (await processes[name].metrics()).get("waybill_receipts_partitions") == partitions
+
+    async def fenced(name: str) -> bool:
+        return (await processes[name].metrics()).get("waybill_receipts_fenced_total", 0) > 0
 
     try:
         async with asyncio.TaskGroup() as group:
-            streaming = group.create_task(stream())
-            for _ in range(3):
-                before = sum((await offsets(stage.pool)).values())
-                await until(lambda before=before: _has_moved(stage, before), timeout=30, what="some acks applied")
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(streaming), chance.uniform(0.01, 0.2))
-                await process.kill()
-                process = stage.process(WAYBILL_RECEIPTS_INSTANCE="one").start()
+            group.create_task(storm.run())
+            for name in ("one", "two", "one", "two"):
+                await kill(name)
+            await processes["two"].ready()
+            await gate.shut()
+            await until(lambda: _says(processes["two"], "postgres"), timeout=30, what="a store that is away")
+            processes["two"].signal(signal.SIGSTOP)
+            await kill("one")
+            await kill("one")
+            await until(lambda: has("one", 64), timeout=60, what="the other's session is over")
+            ends = await stage.ends(stage.topics.acks)
+            await until(lambda: _reached(stage, ends), timeout=60, what="the other's acks are applied")
+            await gate.open()
+            processes["two"].signal(signal.SIGCONT)
+            await until(lambda: fenced("two"), timeout=60, what="what it holds is not its own")
+            await until(lambda: has("one", 32), timeout=60, what="half of them each, again")
+            storm.stop()
         await stage.caught_up(60)
-        assert await receipts(stage.pool) == {
-            (id_, "anna"): Receipt(RangeSet([(1, 200)]), 200, (0, 200)) for id_ in ids
-        }
-        assert {r["cause"] for r in await announced(stage.pool)} == {"ack", "read"}
-        stored = await offsets(stage.pool)
-        assert sum(stored.values()) == len(sent) == 20 * 200 * 2
+        counted = await expect(stage, ids, storm.sent, head=5_000)
+        there = await receipts(stage.pool)
+        everything = Receipt(RangeSet([(1, storm.rounds)]), storm.rounds, (0, storm.rounds))
+        assert [there[id_, "anna"] for id_ in ids] == [everything] * len(ids)
+        assert {r["cause"] for r in await announced(stage.pool) if r["user_id"] == "anna"} == {"ack", "read"}
+        assert await logged(stage) == {what: count for what, count in counted.items() if count and what != _IGNORED}
+        assert sum((await offsets(stage.pool)).values()) == len(storm.sent)
     finally:
-        await process.kill()
+        for process in processes.values():
+            await process.kill()
+        await gate.shut()
+
+
+_IGNORED = ("delivered", "invisible")
+"""Counted once for each device and batch, so its number says nothing of what was applied twice."""
+
+
+async def logged(stage: Stage) -> dict[tuple[str, str | None], int]:
+    """How many marks, and newly held seqs of a device, the log of state changes tells of, by why they were refused."""
+    rows = await stage.pool.fetch(
+        "SELECT kind, cause, sum(CASE kind WHEN 'delivered' THEN to_seq - from_seq + 1 ELSE 1 END)::bigint AS amount"
+        " FROM transition WHERE NOT (kind = 'delivered' AND cause <> 'ack') GROUP BY kind, cause"
+    )
+    return {
+        (row["kind"], None if row["cause"] == "ack" else row["cause"].removeprefix("refused:")): row["amount"]
+        for row in rows
+    }
+
+
+async def _reached(stage: Stage, ends: dict[int, int]) -> bool:
+    stored = await offsets(stage.pool)
+    return all(stored.get(partition, 0) >= end for partition, end in ends.items())
 
 
 async def _has_moved(stage: Stage, before: int) -> bool:
@@ -260,25 +353,36 @@ async def test_too_many_bad_records_stop_it_before_they_are_all_put_away(stage: 
         assert await process.ended(5) == 0
 
 
-@pytest.mark.promise("I8")
-async def test_while_the_store_is_away_acks_wait_and_none_is_lost(stage: Stage) -> None:
-    ids = await seeded(stage, 3)
+async def gate_of(stage: Stage) -> Gate:
+    """An open way to the store."""
     parts = urlsplit(stage.database.url("receipts"))
     assert parts.hostname is not None
     gate = Gate(parts.hostname, parts.port or 5432)
     await gate.open()
-    place = f"{parts.netloc.rpartition('@')[0]}@127.0.0.1:{gate.port}"
+    return gate
+
+
+def through(gate: Gate, stage: Stage) -> str:
+    """The store's address by this way."""
+    parts = urlsplit(stage.database.url("receipts"))
+    return urlunsplit(parts._replace(netloc=f"{parts.netloc.rpartition('@')[0]}@127.0.0.1:{gate.port}"))
+
+
+async def _says(process: Process, what: str) -> bool:
+    return what in (await process.get("/readyz"))[1]
+
+
+@pytest.mark.promise("I8")
+async def test_while_the_store_is_away_acks_wait_and_none_is_lost(stage: Stage) -> None:
+    ids = await seeded(stage, 3)
+    gate = await gate_of(stage)
     acks = history(ids, 120, 5)
-    async with stage.process(WAYBILL_POSTGRES_URL=urlunsplit(parts._replace(netloc=place))) as process:
+    async with stage.process(WAYBILL_POSTGRES_URL=through(gate, stage)) as process:
         await stage.send(acks[:40])
         await stage.caught_up()
         await gate.shut()
         await stage.send(acks[40:])
-
-        async def says_so() -> bool:
-            return "postgres" in (await process.get("/readyz"))[1]
-
-        await until(says_so, timeout=15, what="readyz names Postgres")
+        await until(lambda: _says(process, "postgres"), timeout=15, what="readyz names Postgres")
         assert (await process.get("/healthz"))[0] == 200
         await gate.open()
         await stage.caught_up()

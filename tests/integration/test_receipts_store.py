@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
+import asyncpg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -341,6 +342,75 @@ async def test_stored_offsets_are_kept_and_useless_ones_start_at_the_beginning(d
         # Another process moved it between our two reads: its word stands.
         assert await store.place(CLUSTER, {1: 99}, {1: 5}, {1: 20}) == {1: 20}
         assert await store.stored("cluster-2", [0, 1, 2, 3]) == {}
+
+
+@pytest.mark.promise("protocol.5.read_refused")
+async def test_a_topic_that_was_made_anew_is_answered_from_its_beginning(database: Database) -> None:
+    id_ = str(uuid.uuid4())
+    refused = batched([Mark(id_, "anna", "phone", "read", 0, 99, 0, 0)])
+    async with (
+        open_pool(database.owner_url, size=1, name="test") as owner,
+        open_pool(database.url("receipts"), size=1, name="test") as pool,
+    ):
+        await stage.seed(owner, id_, 10, VISIBLE)
+        store = Store(pool, TOPIC)
+        assert await store.place(CLUSTER, {}, {0: 0}, {0: 20}) == {0: 0}
+        await store.apply(CLUSTER, {0: Span(0, 20)}, refused)
+        assert len(await stage.announced(owner)) == 1
+        # Retention has passed the stored offset: the topic is the same, and what was answered stays so.
+        assert await store.place(CLUSTER, {0: 20}, {0: 25}, {0: 30}) == {0: 25}
+        assert await owner.fetchval("SELECT upto FROM ack_answered") == 20
+        assert await store.place(CLUSTER, {0: 25}, {0: 0}, {0: 1}) == {0: 0}
+        await store.apply(CLUSTER, {0: Span(0, 1)}, refused)
+        assert [one["cause"] for one in await stage.announced(owner)] == ["refused:beyond_head"] * 2
+
+
+@pytest.mark.promise("protocol.5.delivered")
+async def test_who_acks_every_other_seq_makes_nobody_s_acks_dear(database: Database) -> None:
+    id_ = str(uuid.uuid4())
+    async with (
+        open_pool(database.owner_url, size=1, name="test") as owner,
+        open_pool(database.url("receipts"), size=1, name="test") as pool,
+    ):
+        await stage.seed(owner, id_, 30_000, {"anna": stage.EVERYTHING})
+        log = Log(Store(pool, TOPIC))
+        await log.open()
+
+        async def kept(ranges: RangeSet, device: str = "phone") -> tuple[int, int, int]:
+            """After this ack: how many ranges there are, of the device and of the user, and the mark."""
+            await log.apply(batched([Held(id_, "anna", device, ranges)]))
+            receipt = (await stage.receipts(owner))[id_, "anna"]
+            return (
+                len((await stage.device_cursors(owner))[id_, "anna", device]),
+                len(receipt.delivered),
+                receipt.delivered_seq,
+            )
+
+        every_other = RangeSet([(seq, seq) for seq in range(1, 12_000, 2)])
+        assert await kept(every_other) == (5000, 5000, 1)
+        assert await kept(RangeSet([(20_001, 20_001)])) == (5000, 5000, 1)
+        assert await kept(RangeSet([(2, 2)])) == (4999, 4999, 3), "it grows from below"
+        assert await kept(RangeSet([(seq, seq) for seq in range(12_002, 13_000, 2)])) == (5000, 5000, 3)
+        assert await kept(RangeSet([(9, 9)]), "laptop") == (1, 5000, 3)
+        # As the cursor of a later `hello` says it.
+        assert await kept(RangeSet([(1, 20_001)])) == (1, 1, 20_001)
+
+
+async def test_a_table_without_a_partition_makes_no_ack_a_dead_letter(database: Database) -> None:
+    id_ = str(uuid.uuid4())
+    async with (
+        open_pool(database.owner_url, size=1, name="test") as owner,
+        open_pool(database.url("receipts"), size=1, name="test") as pool,
+    ):
+        await stage.seed(owner, id_, 10, VISIBLE)
+        log = Log(Store(pool, TOPIC))
+        await log.open()
+        for (part,) in await owner.fetch(
+            "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'outbox'::regclass"
+        ):
+            await owner.execute(f"ALTER TABLE outbox DETACH PARTITION {part}")
+        with pytest.raises(asyncpg.CheckViolationError, match="no partition"):
+            await log.apply(batched([Mark(id_, "anna", "phone", "read", 0, 4)]))
 
 
 async def test_a_mark_and_its_receipt_carry_what_kafka_and_the_gateway_need(database: Database) -> None:

@@ -96,7 +96,9 @@ def repaired(stored: Stored, *, lower: bool = False) -> Stored | None:
         {device_id: held & stored.valid for device_id, held in stored.devices.items()},
         every,
         mark if lower and possible not in every else max(possible, mark),
-        stored.read if _read_holds(stored) else (version + 1, visible_head(stored.visible, min(stored.head, seq))),
+        stored.read
+        if _read_holds(stored)
+        else (min(version + 1, OPEN), visible_head(stored.visible, min(stored.head, seq))),
     )
 
 

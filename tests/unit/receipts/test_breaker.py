@@ -44,3 +44,15 @@ def test_it_holds_just_the_batches_that_reach_back_a_window(steps: list[tuple[in
         kept.append((seen, bad))
         while sum(s for s, _ in kept[1:]) >= 40:
             kept.pop(0)
+
+
+def test_a_batch_that_is_judged_anew_counts_once_with_what_was_found_of_it_later() -> None:
+    breaker = Breaker(share=0.5, least=5, window=1000)
+    breaker.judge(10, 0)
+    breaker.judge(10, 4)
+    breaker.judge(0, 5)
+    breaker.undo()
+    for _ in range(10):
+        breaker.judge(1, 1)
+    with pytest.raises(BreakerTrippedError, match="11 of the last 21"):
+        breaker.judge(1, 1)

@@ -3,6 +3,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from services.receipts import records
 from services.receipts.records import Delivered, Read, Unread, parse
 from shared.errors import BadRequestError
 from shared.ranges import OPEN
@@ -97,3 +98,14 @@ def test_another_shape_names_its_field(bad: Record, field: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         parse(bad)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("name", ["conversation_id", "user_id", "device_id"])
+def test_what_is_too_long_for_an_id_is_not_kept(name: str) -> None:
+    """Looked up, it would be: as many and as long as somebody cares to write."""
+    before = records._name.cache_info().currsize, records._uuid.cache_info().currsize
+    for n in range(3):
+        with pytest.raises(BadRequestError):
+            parse(record(**{"kind": "read", "seq": 4, "version": 0, name: f"{n}" * 70_000}))
+    after = records._name.cache_info().currsize, records._uuid.cache_info().currsize
+    assert sum(after) - sum(before) <= 2, "of the ids that are as they should be"

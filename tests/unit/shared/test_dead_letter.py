@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from typing import Any
 
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.dead_letter import BadRecord
-from shared.kafka import Topics
+from shared.dead_letter import BadRecord, bury
+from shared.kafka import MAX_RECORD_BYTES, Topics
 
 
 @dataclass
@@ -50,3 +53,49 @@ def test_a_topic_is_named_as_in_the_outbox() -> None:
     topics = Topics("a.b")
     assert topics.in_outbox(topics.acks) == "acks.v1"
     assert topics.of_outbox(topics.in_outbox(topics.events)) == topics.events
+
+
+class Topic:
+    """As a producer that refuses what is larger than a record may be."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[bytes, bytes | None, list[tuple[str, bytes]]]] = []
+
+    async def send_and_wait(
+        self, topic: str, value: bytes, *, key: bytes | None, partition: int, headers: list[tuple[str, bytes]]
+    ) -> None:
+        builder = DefaultRecordBatchBuilder(
+            2, 0, is_transactional=0, producer_id=-1, producer_epoch=-1, base_sequence=-1, batch_size=MAX_RECORD_BYTES
+        )
+        assert builder.append(0, 0, key, value, headers) is not None
+        assert len(builder.build()) <= MAX_RECORD_BYTES, topic
+        assert partition >= 0
+        self.sent.append((value, key, headers))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Record([("h", b"x" * 990_000)], value=b"v" * 9_000),
+        Record([("h", b"x" * 90_000)], value=b"v" * 900_000),
+        Record([(f"{n}", b"") for n in range(60_000)], value=b"v" * 700_000),
+        Record(key=b"k" * 990_000),
+        Record([("n" * 990_000, None)], key=None, value=None),
+    ],
+)
+async def test_a_copy_is_never_too_large_for_the_topic(record: Record) -> None:
+    made: Any = (topic := Topic())
+    await bury(made, "waybill.dead.v1", record, "value: not valid JSON")
+    [(value, key, headers)] = topic.sent
+    assert (record.value or b"").startswith(value)
+    assert key is None or (record.key or b"").startswith(key)
+    assert {"dead_source", "dead_offset", "dead_error", "dead_attempts", "dead_cut"} <= {name for name, _ in headers}
+
+
+async def test_a_copy_of_what_fits_is_whole() -> None:
+    made: Any = (topic := Topic())
+    record = Record([("a", b"1"), ("dead_cut", b"1")], value=b"v" * 890_000, key=b"k" * 36)
+    await bury(made, "waybill.dead.v1", record, "value: not valid JSON")
+    [(value, key, headers)] = topic.sent
+    assert (value, key, headers[0]) == (record.value, record.key, ("a", b"1"))
+    assert "dead_cut" not in dict(headers)

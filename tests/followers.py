@@ -6,7 +6,7 @@ import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from services.gateway import fanout as fanout_module
+from services.gateway import handout
 from services.gateway.events import EVENT_TYPE, entry
 from services.gateway.session import Session
 from shared.ranges import OPEN, RangeSet
@@ -50,7 +50,7 @@ def written(frames: bytes) -> list[dict[str, Any]]:
 def faults(patch: pytest.MonkeyPatch) -> list[str]:
     """What is logged of sessions that could not be served. The log itself takes its time to show where."""
     told: list[str] = []
-    patch.setattr(fanout_module, "logger", lambda _: SimpleNamespace(exception=told.append))
+    patch.setattr(handout, "logger", lambda _: SimpleNamespace(exception=told.append))
     return told
 
 
@@ -59,6 +59,7 @@ class Follower:
 
     def __init__(self, user_id: str, device_id: str = "phone", *, window: int = 100) -> None:
         self.user_id, self.device_id, self.number = user_id, device_id, 1
+        self.session_id = f"{user_id}/{device_id}"
         self.session = Session(user_id, window=window, resend_s=5, resends=5)
         self.congested = False
         self.written: list[dict[str, Any]] = []

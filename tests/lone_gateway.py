@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
 from collections import deque
 from types import SimpleNamespace
@@ -13,9 +14,11 @@ from services.gateway.catchup import CatchUp
 from services.gateway.connection import Connection, Parts
 from services.gateway.events import EVENT_TYPE
 from services.gateway.fanout import Fanout
+from services.gateway.group_receipts import SoFar
 from services.gateway.hello import Greeter
 from services.gateway.loading import Loader
 from services.gateway.opening import Opened
+from services.gateway.pushed import Pushes
 from services.gateway.settings import GatewaySettings
 from shared.auth import Claims
 from shared.errors import UnauthenticatedError
@@ -24,7 +27,7 @@ from tests.timelines import Store
 from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     import pytest
 
@@ -146,6 +149,14 @@ class _Acks(Recorder):
             self.later.append((device, ranges))
 
 
+class _Transitions(Recorder):
+    """``pushes``: as the gateway's own keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pushes = Pushes()
+
+
 class _Opener:
     def __init__(self) -> None:
         self.number = 0
@@ -188,20 +199,24 @@ class House:
         self.tasks: set[asyncio.Task[None]] = set()
         self.heap = clock.Heap()
         self.fanout = Fanout(clock=self.time.monotonic)
+        self._calls: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = 0
+        self.fanout.watching.later = self._later
         self.catch_up = CatchUp(self.pool, self.fanout, at_once=2, page=4)
         self.loader = Loader(self.pool)
         self.opener = _Opener()
         self.greeter = Greeter(self.pool, self.fanout, cast("Any", self.opener), at_once=2, spawn=self.spawn)
         self.acks = _Acks()
-        self.sends, self.social, self.transitions = Recorder(), Recorder(), Recorder()
+        self.sends, self.social, self.transitions = Recorder(), Recorder(), _Transitions()
         self.sessions: set[Connection] = set()
+        asking = asyncio.Semaphore(2)
         self.parts = Parts(
             settings=self.settings,
             pool=self.pool,
             verifier=cast("Any", _Verifier(self.time)),
             fanout=self.fanout,
             catch_up=self.catch_up,
-            asking=asyncio.Semaphore(2),
+            asking=asking,
             acks=cast("Any", self.acks),
             sends=cast("Any", self.sends),
             clock=cast("Any", self.heap),
@@ -209,6 +224,7 @@ class House:
             loader=self.loader,
             social=cast("Any", self.social),
             transitions=cast("Any", self.transitions),
+            so_far=SoFar(self.pool, asking, self.spawn),
             spawn=self.spawn,
             sessions=self.sessions,
         )
@@ -261,7 +277,7 @@ class House:
             or self.loader._wanted
             or self.loader._some.is_set()
             or len(self.tasks) > 2
-            or self.fanout._queue
+            or self.fanout.out.queue
         )
 
     def come(self, name: str, *seqs: int) -> None:
@@ -282,13 +298,19 @@ class House:
             self.say(name, self.store.of[name].write())
 
     def forward(self, seconds: float) -> None:
-        """Time passes; each session is looked at when it is due."""
+        """Time passes; each session is looked at when it is due, and rounds of watchers are held when they are."""
         end = self.time.now + seconds
-        while self.heap.next <= end:
-            self._at(max(self.time.now, self.heap.next))
+        while (due := min(self.heap.next, self._calls[0][0] if self._calls else NEVER)) <= end:
+            self._at(max(self.time.now, due))
+            while self._calls and self._calls[0][0] <= self.time.now:
+                heapq.heappop(self._calls)[2]()
             while (timed := self.heap.due(self.time.now)) is not None:
                 self.heap.at(timed, timed.tick(self.time.now))
         self._at(end)
+
+    def _later(self, seconds: float, then: Callable[[], None]) -> None:
+        self._number += 1
+        heapq.heappush(self._calls, (self.time.now + seconds, self._number, then))
 
     def _at(self, now: float) -> None:
         self.time.wall += now - self.time.now

@@ -44,6 +44,8 @@ class Timeline:
     visible: dict[str, RangeSet] = field(default_factory=dict)
     records: dict[tuple[str, str], RangeSet] = field(default_factory=dict)
     marks: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    settings: dict[str, tuple[str | None, bool]] = field(default_factory=dict)
+    """By user until when it is muted, '' for ever, and whether it is archived."""
     store: Store | None = None
     changed_xid: int = 0
 
@@ -173,7 +175,7 @@ class Store:
         head = visible_head(visible, of.head) if of is not None and visible is not None else 0
         row = Row(**self._snapshot()) if first else Row(incarnation=None, xmin=None)
         if of is None or visible is None:
-            return Row({**row, **dict.fromkeys(range(18))})
+            return Row({**row, **dict.fromkeys(range(20))})
         held = of.records.get((user_id, device_id))
         record = (visible.lowest or 1) - 1 if held is None else held_up_to(held, visible, of.head)
         peers = [one for one in of.visible if one != user_id] if of.kind == "direct" else []
@@ -182,7 +184,8 @@ class Store:
         told = (
             *(of.kind, "t", of.history == "all", of.head, "member", to_multirange(visible), head, record),
             *(of.marks.get(user_id) or (None, None, None)),
-            *(max(0, head - record), "2026-01-01T00:00:00.000000Z", mismatch, *peer),
+            *(max(0, head - record), *of.settings.get(user_id, (None, False))),
+            *("2026-01-01T00:00:00.000000Z", mismatch, *peer),
         )
         return Row({**row, **dict(enumerate(told))})
 
@@ -207,10 +210,11 @@ class Store:
         rows = [Row(**common, seq=seq, frame=of.present(seq, visible)) for seq in seqs]
         return rows or [Row(**common, seq=None, frame=None)]
 
-    def _receipts_of(self, name: str, user_id: str) -> list[Row]:
+    def _marks_so_far(self, name: str, users: list[str], most: int) -> list[Row]:
         of = self.of[name]
-        marks = [(one, *marks) for one, marks in of.marks.items() if one != user_id and user_id in of.visible]
-        return [Row(enumerate(mark)) for mark in marks]
+        members = [(one, None, None, None) for one in users if one in of.visible and of.visible[one].highest == OPEN]
+        marks = [(one, *marks) for one, marks in sorted(of.marks.items())]
+        return [Row(enumerate(mark)) for mark in [*members, *marks[:most]]]
 
     def _of_user(self, user_id: str) -> list[Row]:
         return [row for row in self.revocations if row["user_id"] == user_id]

@@ -83,3 +83,30 @@ CROSS JOIN LATERAL (
     LIMIT $4
 ) AS n
 ORDER BY u.user_id, n.created_at, n.conversation_id, n.seq
+
+-- name: what_happened
+-- The log of a seq ($2) of a conversation ($1), from a time on ($3: when it was sent, so that earlier days are not looked
+-- at): sent, published, pushed to each session, delivered and read by each device, and every try.
+SELECT t.at, t.service, t.kind, t.cause, t.user_id, t.device_id, t.session_id, t.from_seq, t.to_seq, t.trace_id, t.detail
+FROM transitions_around($1, $2, $2, $3) AS t
+ORDER BY t.at
+
+-- name: sessions_of
+-- Sessions of a user ($1) from $2 to $3: when each began, and how it ended.
+SELECT t.at, t.cause, t.device_id, t.session_id, t.detail
+FROM transition AS t
+WHERE t.conversation_id IS NULL AND t.user_id = $1 AND t.at >= $2 AND t.at < $3
+ORDER BY t.at
+
+-- name: what_happened_in_session
+-- The log of one session ($2) of a user ($1), from its begin ($3) to its end ($4), over all conversations. It looks through
+-- the log of each of them in these days.
+SELECT t.at, t.service, t.kind, t.cause, t.conversation_id, t.from_seq, t.to_seq, t.detail
+FROM transition AS t
+WHERE t.conversation_id IS NULL AND t.user_id = $1 AND t.session_id = $2 AND t.at >= $3 AND t.at < $4
+UNION ALL
+SELECT t.at, t.service, t.kind, t.cause, t.conversation_id, t.from_seq, t.to_seq, t.detail
+FROM member AS m
+JOIN transition AS t ON t.conversation_id = m.conversation_id
+WHERE m.user_id = $1 AND t.session_id = $2 AND t.at >= $3 AND t.at < $4
+ORDER BY at

@@ -66,8 +66,18 @@ class Created(msgspec.Struct, frozen=True):
     existing: bool
 
 
+class OwnSettings(msgspec.Struct, frozen=True):
+    """A user's own settings of a conversation, as ingest tells them."""
+
+    conversation_id: str
+    muted: bool
+    muted_until: str | None
+    archived: bool
+
+
 RESULTS = msgspec.json.Decoder(Results)
 CREATED = msgspec.json.Decoder(Created)
+SETTINGS = msgspec.json.Decoder(OwnSettings)
 PROBLEM = msgspec.json.Decoder(Problem)
 
 Outcome = Committed | WaybillError

@@ -19,7 +19,8 @@ from shared.statements import statements
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from services.gateway.fanout import Fanout, Follower
+    from services.gateway.fanout import Fanout
+    from services.gateway.follower import Follower
     from services.gateway.turns import Need
     from shared.postgres import Pool
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from services.gateway import hello, requests
+from services.gateway import hello, noting, requests
 from services.gateway.acks import Device
 from services.gateway.close import Close
 from services.gateway.metrics import CLIENT_ERRORS, DROPPED, IGNORED_ACKS, RESENDS, SESSIONS_ENDED
@@ -23,6 +23,7 @@ from services.gateway.wire import ready
 from shared.auth import LEEWAY_S
 from shared.errors import UnavailableError, WaybillError
 from shared.logging import logger
+from shared.ranges import RangeSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from services.gateway.clock import Clock
     from services.gateway.fanout import Fanout
     from services.gateway.feed import Feed
+    from services.gateway.group_receipts import SoFar
     from services.gateway.hello import Greeter
     from services.gateway.limits import Rates
     from services.gateway.loading import Loader
@@ -53,11 +55,8 @@ _MISSED_PINGS = 2
 _CONGESTED_S = 0.25
 """How long a resend that cannot be written is put off."""
 
-_FOLD_S = 1.0
-"""Watchers of a group hear of each member at most so often (protocol §5)."""
-
-_MOST_HELD = 2_000
-"""Most receipts that wait for a session that cannot take them. Over it the session ends."""
+_OWN, _PEER, _OTHERS = range(3)
+"""Whose marks wait: the newest of each is held, and so three at most of a conversation."""
 
 _MOST_COUNTED = 1_000_000
 """Most ignored seqs that one frame counts for: a range may end at 2⁶³."""
@@ -96,6 +95,7 @@ class Parts:
     loader: Loader
     social: Social
     transitions: Transitions
+    so_far: SoFar
     spawn: Callable[[Coroutine[None, None, None]], object]
     sessions: set[Connection]
 
@@ -107,7 +107,6 @@ class Connection:
         "__weakref__",
         "_ended",
         "_expiring_at",
-        "_folds_at",
         "_held",
         "_loads",
         "_next_ping",
@@ -146,7 +145,7 @@ class Connection:
         self.state = "opening"
         self.scheduled = _NEVER
         self._ended = False
-        self._held: dict[tuple[str, str], bytes] | None = None
+        self._held: dict[tuple[str, int], bytes] | None = None
         self._loads: dict[str, bool] | None = None
         self._reads_again = False
         self._sends_waiting = self._send_bytes = 0
@@ -155,7 +154,7 @@ class Connection:
         self._opened_at = now
         self._next_ping = now + parts.settings.gateway_heartbeat_s
         self._next_refresh = now + parts.settings.gateway_ack_refresh_s
-        self._expiring_at = self._folds_at = _NEVER
+        self._expiring_at = _NEVER
         parts.sessions.add(self)
         parts.clock.at(self, now + parts.settings.gateway_hello_s)
 
@@ -232,55 +231,60 @@ class Connection:
         self._loads[conversation_id] = told or self._loads.get(conversation_id, False)
 
     def receipt(self, feed: Feed, user_id: str, frame: bytes) -> None:
-        """Tell of a user's marks: once its `conversation` frame is out, and to a group's watchers folded."""
-        folds = feed.watching and not feed.direct and user_id != self.user_id
-        if not (folds or feed.loading or self.wire.congested):
+        """Tell of the user's own marks, or of the peer's: once the `conversation` frame is out and there is room."""
+        if feed.loading or self.wire.congested:
+            # Which kind of conversation it is may not be known yet. Of a group, whose others are many, none is told.
+            self._hold(feed, _OWN if user_id == self.user_id else _PEER, frame)
+        else:
             self.wire.write(frame)
-            return
+
+    def so_far(self, feed: Feed, frames: bytes) -> None:
+        """Tell a watcher of a group of the others' marks so far, once the `conversation` frame is out."""
+        if feed.loading:
+            self._hold(feed, _OTHERS, frames)
+        else:
+            self.wire.write(frames)
+
+    def _hold(self, feed: Feed, whose: int, frames: bytes) -> None:
         if self._held is None:
             self._held = {}
-        self._held[feed.conversation_id, user_id] = frame
-        if len(self._held) > _MOST_HELD:
-            DROPPED.labels("too_slow").inc()
-            self.end(Close(4408, "too slow"))
-            return
+        self._held[feed.conversation_id, whose] = frames
         feed.wake()
-        if folds and self._folds_at == _NEVER:
-            self._folds_at = time.monotonic() + _FOLD_S
-            self.parts.clock.at(self, self._folds_at)
 
-    def release(self, *, folded: bool = False) -> None:
-        """Write the receipts that were held and may go out now. ``folded``: a watcher's, too."""
+    def release(self) -> None:
+        """Write the receipts that were held and may go out now."""
         if self._held is None or self.wire.congested:
             return
-        left: dict[tuple[str, str], bytes] = {}
+        left: dict[tuple[str, int], bytes] = {}
         frames: list[bytes] = []
-        for (conversation_id, user_id), frame in self._held.items():
+        for (conversation_id, whose), held in self._held.items():
             feed = self.session.feeds.get(conversation_id)
             if feed is None:
                 continue
-            if feed.loading or (not folded and feed.watching and not feed.direct and user_id != self.user_id):
-                left[conversation_id, user_id] = frame
-            elif feed.direct or (feed.watching and feed.member) or user_id == self.user_id:
-                frames.append(frame)
+            if feed.loading:
+                left[conversation_id, whose] = held
+            elif whose == _OWN or (feed.direct if whose == _PEER else feed.watching and feed.member):
+                frames.append(held)
         self._held = left or None
         if frames:
             self.wire.write(b"".join(frames))
 
     def ack(self, feed: Feed, ranges: Sequence[Pair], head: int) -> None:
         """The device stores these: tell receipts, and use the room that this makes in the window."""
-        self.take_ack(feed, ranges, head)
+        if self.take_ack(feed, ranges, head):
+            noting.acked_in_vain(self, feed.conversation_id, ranges, head)
         if self.session.behind or self.session.reads:
             self.wake()
 
-    def take_ack(self, feed: Feed, ranges: Sequence[Pair], head: int) -> None:
-        """As `ack`, while nothing may be handed out."""
+    def take_ack(self, feed: Feed, ranges: Sequence[Pair], head: int) -> int:
+        """As `ack`, while nothing may be handed out; returns how many seqs do not count."""
         new, ignored = self.session.ack(feed, ranges, head)
         if new:
             device = Device(feed.conversation_id, self.user_id, self.device_id)
             self.parts.acks.hold(device, new, later=not feed.direct)
         if ignored:
             IGNORED_ACKS.inc(min(ignored, _MOST_COUNTED))
+        return ignored
 
     def renew(self, claims: Claims) -> None:
         """The client brought a fresh token."""
@@ -378,6 +382,7 @@ class Connection:
         self._ended = True
         SESSIONS_ENDED.labels(str(code) if 1000 <= code < 5000 and code in _CODES else "other").inc()
         self.parts.sessions.discard(self)
+        noting.ended(self, code)
         if self.session is not _NOBODY:
             for conversation_id, feed in self.session.feeds.items():
                 if not feed.direct:
@@ -401,6 +406,7 @@ class Connection:
             window=settings.gateway_window,
             resend_s=settings.gateway_resend_s,
             resends=settings.gateway_resends,
+            pushes=self.parts.transitions.pushes if settings.transition_log else None,
         )
         self.wire.forget_headers()
         self.wire.limit(settings.gateway_frame_bytes)
@@ -429,14 +435,11 @@ class Connection:
                 if acked:
                     self.parts.acks.hold(Device(feed.conversation_id, self.user_id, self.device_id), acked)
             self._next_refresh = now + settings.gateway_ack_refresh_s
-        if now >= self._folds_at:
-            self._folds_at = _NEVER
-            self.release(folded=True)
         if now >= self._expiring_at and not self._check_token(now):
             return _NEVER
         if now >= self.session.due and not self._resend(now):
             return _NEVER
-        return min(self._next_ping, self._next_refresh, self._folds_at, self._expiring_at, self.session.due)
+        return min(self._next_ping, self._next_refresh, self._expiring_at, self.session.due)
 
     def _check_token(self, now: float) -> bool:
         """Say `expiring`, or end the session; False if it is ended."""
@@ -484,6 +487,7 @@ class Connection:
             frames += [entry.frame for entry in entries]
         RESENDS.inc(len(frames))
         self.wire.write(b"".join(frames))
+        noting.resent(self, feed.conversation_id, resend.seqs)
         return True
 
     async def _resend_read(self, resends: list[Resend]) -> None:
@@ -508,7 +512,9 @@ class Connection:
         frames: list[bytes] = []
         for resend in resends:
             unacked = self.session.unacked(resend.feed)
-            frames += [frame for seq, frame in found[resend.feed.conversation_id] if seq in unacked]
+            some = [(seq, frame) for seq, frame in found[resend.feed.conversation_id] if seq in unacked]
+            frames += [frame for _, frame in some]
+            noting.resent(self, resend.feed.conversation_id, RangeSet((seq, seq) for seq, _ in some))
         RESENDS.inc(len(frames))
         self.wire.write(b"".join(frames))
 

@@ -9,7 +9,7 @@ from shared.ranges import EMPTY, OPEN, RangeSet
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from services.gateway.fanout import Follower
+    from services.gateway.follower import Follower
     from services.gateway.room import Room
     from shared.ranges import Pair
 
@@ -42,7 +42,9 @@ class Feed:
     acked; ``record``: what the server knew of before. ``loading``: its `conversation` frame has to go out before any
     event; ``fresh``: none went out yet; ``asleep``: nobody has asked for it, the first event does; ``halted``: no event
     goes out at all, the client has to begin anew. ``early``: acks that came before the frame, of what a page or
-    `sent` told. ``own``: only a read for this user can tell what comes next.
+    `sent` told. ``own``: only a read for this user can tell what comes next. ``unlogged``: the first seq that was
+    pushed and is not in the log of state changes, pushed at ``unlogged_at``; 0: there is none. ``repeated``: what was
+    pushed before the feed went back.
     """
 
     __slots__ = (
@@ -64,10 +66,13 @@ class Feed:
         "position",
         "read_version",
         "record",
+        "repeated",
         "role",
         "room",
         "sent",
         "start",
+        "unlogged",
+        "unlogged_at",
         "visible",
         "watching",
     )
@@ -84,7 +89,9 @@ class Feed:
         self.as_of = 0
         self.position = self.start = self.low = 0
         self.read_version = 0
-        self.gaps = self.record = self.early = EMPTY
+        self.unlogged = 0
+        self.unlogged_at = 0.0
+        self.gaps = self.record = self.early = self.repeated = EMPTY
         self.in_flight = 0
         self.sent: list[Sent] | None = None
 
@@ -148,6 +155,8 @@ class Feed:
 
     def go_back(self, position: int, seen: RangeSet) -> None:
         """Begin anew above a lower position. ``seen``: what the user could see before."""
+        if self.position > self.start:
+            self.repeated |= seen & RangeSet([(self.start + 1, self.position)])
         if self.low > position:
             self.gaps = (self.acked() & seen) - RangeSet([(0, position)])
             self.low = position

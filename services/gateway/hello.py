@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
+from services.gateway import noting
 from services.gateway.close import Close
+from services.gateway.greeting import Found, tell
 from services.gateway.listing import (
     changed_since,
     conversations_of_users,
     list_conversations,
-    newest_first,
     store_incarnation,
 )
-from services.gateway.loading import Begin, loaded
+from services.gateway.loading import Begin
 from services.gateway.since import known_since
-from services.gateway.wire import ready
 from shared.auth import bearer
-from shared.clock import wire_time
 from shared.contracts import frames
 from shared.errors import BadRequestError, UnauthenticatedError, UnavailableError, WaybillError
 from shared.logging import logger
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
     from services.gateway.connection import Connection
     from services.gateway.fanout import Fanout
-    from services.gateway.listing import Belongings, Listed
+    from services.gateway.listing import Belongings
     from services.gateway.opening import Opened, Opener
     from services.gateway.since import Since
     from shared.auth import Claims
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
 _GATHER_S = 0.008
 _MOST = 200
 _MOST_ROWS = 2_000
-_CHUNK = 500
-"""Frames of one write while a session is listed."""
 
 
 async def greet(connection: Connection, data: str | bytes) -> None:
@@ -96,12 +92,13 @@ async def _claims(connection: Connection, said: Hello) -> Claims:
     return claims
 
 
-class _Found(NamedTuple):
-    """What was read for a session. ``since``: the snapshot that its conversations were found in."""
+class _Row(NamedTuple):
+    """A session with the conversations to read for it. ``whole``: they are all that the user has."""
 
+    guest: _Guest
     begin: Begin
-    listed: list[Listed]
-    since: Since
+    ids: list[str]
+    whole: bool
 
 
 class _Guest:
@@ -112,7 +109,7 @@ class _Guest:
     def __init__(self, connection: Connection, hello: Hello) -> None:
         self.connection = connection
         self.hello = hello
-        self.done: asyncio.Future[_Found] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
 
 
 class Greeter:
@@ -147,8 +144,10 @@ class Greeter:
         if connection.ended:
             return
         if opened.number is None:
+            noting.revoked(connection)
             raise Close(4401, "the token was revoked")
         connection.number = opened.number
+        noting.opened(connection)
         # From now on an event that brings the user into a conversation is not missed.
         self._fanout.register(connection)
         connection.parts.social.opened(connection)
@@ -181,7 +180,7 @@ class Greeter:
         # In the session's own task: one that takes nothing must not hold up whoever is read together with it.
         if found.since.incarnation != self._incarnation:
             raise UnavailableError("the store was replaced", retry_after_ms=1000)
-        await _tell(connection, found)
+        await tell(connection, found)
 
     async def _gather(self) -> None:
         await asyncio.sleep(_GATHER_S)
@@ -216,10 +215,11 @@ class Greeter:
         self._incarnation = changes.since.incarnation
         if changes.since.incarnation != incarnation:
             raise UnavailableError("the store was replaced", retry_after_ms=1000)
-        rows: list[tuple[_Guest, Begin, list[str]]] = []
+        rows: list[_Row] = []
         for guest, belongings in zip(some, changes.users, strict=True):
             begin = Begin.of(guest.hello)
-            rows.append((guest, begin, self._enter(guest, begin, belongings)))
+            ids = self._enter(guest, begin, belongings)
+            rows.append(_Row(guest, begin, ids, len(ids) == len(belongings.ids)))
             await asyncio.sleep(0)
         await self._list_all(rows, changes.since)
 
@@ -252,61 +252,26 @@ class Greeter:
                     feed.wake()
         return listed
 
-    async def _list_all(self, rows: list[tuple[_Guest, Begin, list[str]]], since: Since) -> None:
+    async def _list_all(self, rows: list[_Row], since: Since) -> None:
         """Read for sessions, those with few conversations together, one with many for itself."""
-        together: list[tuple[_Guest, Begin, list[str]]] = []
+        together: list[_Row] = []
         size = 0
-        for row in sorted(rows, key=lambda row: len(row[2])):
-            if together and size + len(row[2]) > _MOST_ROWS:
+        for row in sorted(rows, key=lambda row: len(row.ids)):
+            if together and size + len(row.ids) > _MOST_ROWS:
                 await self._list(together, since)
                 together, size = [], 0
             together.append(row)
-            size += len(row[2])
+            size += len(row.ids)
         if together:
             await self._list(together, since)
 
-    async def _list(self, rows: list[tuple[_Guest, Begin, list[str]]], since: Since) -> None:
-        wanted = [begin.wanted(guest.connection, id_) for guest, begin, ids in rows for id_ in ids]
+    async def _list(self, rows: list[_Row], since: Since) -> None:
+        wanted = [row.begin.wanted(row.guest.connection, id_) for row in rows for id_ in row.ids]
         listing = await list_conversations(self._pool, wanted)
         if (listing.since or since).incarnation != since.incarnation:
             raise UnavailableError("the store was replaced", retry_after_ms=1000)
         found_rows = iter(listing.rows)
-        for guest, begin, ids in rows:
+        for guest, begin, ids, whole in rows:
             found = [listed for listed in (next(found_rows) for _ in ids) if listed is not None]
             if not guest.done.done():
-                guest.done.set_result(_Found(begin, found, since))
-
-
-async def _tell(connection: Connection, found: _Found) -> None:
-    """Say `welcome`, every conversation, and `listed`. Raises `Close` if the client takes nothing."""
-    found.listed.sort(key=newest_first, reverse=True)
-    out = [ready(_welcome(connection))]
-    count = 0
-    for listed in found.listed:
-        feed = None if connection.ended else connection.session.feeds.get(listed.conversation_id)
-        if feed is None:
-            continue
-        frames_ = loaded(connection, feed, listed, found.begin)
-        count += bool(frames_)
-        out += frames_
-        if len(out) >= _CHUNK:
-            connection.write(b"".join(out))
-            out = []
-            await asyncio.sleep(0)
-            await connection.drained()
-    if not connection.ended:
-        out.append(ready(f'{{"t":"listed","count":{count},"since":"{found.since}"}}'.encode()))
-        connection.write(b"".join(out))
-        connection.wake()  # what is missing leaves with it, in one write
-
-
-def _welcome(connection: Connection) -> bytes:
-    settings = connection.parts.settings
-    sends = settings.gateway_sends_per_s
-    return (
-        f'{{"t":"welcome","session_id":"{connection.session_id}","user_id":"{connection.user_id}",'
-        f'"device_id":"{connection.device_id}","server_time":"{wire_time(datetime.now(UTC))}",'
-        f'"limits":{{"frame_bytes":{settings.gateway_frame_bytes},"window":{settings.gateway_window},'
-        f'"resend_s":{settings.gateway_resend_s:g},"heartbeat_s":{settings.gateway_heartbeat_s:g},'
-        f'"sends_per_s":{f"{sends:g}" if sends else "null"}}}}}'
-    ).encode()
+                guest.done.set_result(Found(begin, found, since, whole))

@@ -83,11 +83,20 @@ class Content(Protocol):
 
 
 class Judge:
-    """``contents(rows)``: the rows with their payloads, as many as are still there; may raise `UnavailableError`."""
+    """``contents(rows)``: the rows with their payloads, as many as are still there; may raise `UnavailableError`.
 
-    def __init__(self, fanout: Fanout, contents: Callable[[Sequence[Row]], Awaitable[Sequence[Content]]]) -> None:
+    ``found``: is told of events that Kafka did not bring: conversation, first and last seq.
+    """
+
+    def __init__(
+        self,
+        fanout: Fanout,
+        contents: Callable[[Sequence[Row]], Awaitable[Sequence[Content]]],
+        found: Callable[[str, int, int], None] = lambda *_: None,
+    ) -> None:
         self._fanout = fanout
         self._contents = contents
+        self._tell = found
         self._found = False
         self.receipts = ReceiptRecords()
         self.changes = ChangeRecords()
@@ -133,6 +142,9 @@ class Judge:
         for start in range(0, len(conversations), _HEADS_AT_ONCE):
             some = conversations[start : start + _HEADS_AT_ONCE]
             self._find("event", len(some))
+            for id_ in some:
+                room = rooms.get(id_)
+                self._tell(id_, room.top + 1 if room is not None and room.top else found[id_], found[id_])
             self._fanout.heads({id_: found[id_] for id_ in some})
             await asyncio.sleep(0)
 
@@ -144,6 +156,7 @@ class Judge:
             change = entry(seq, row["type"].removeprefix(EVENT_TYPE), payload).change
             if (room is not None and room.top < seq) or (change and self._lacks(conversation_id, change.added)):
                 self._find("change")
+                self._tell(conversation_id, seq, seq)
                 self._fanout.event(conversation_id, seq, row["type"], payload, stamped=0.0, committed=row["committed"])
         except msgspec.MsgspecError:
             _LOOP.inc()

@@ -67,6 +67,7 @@ class Listed(msgspec.Struct, frozen=True):
 
     ``record``: the device's cursor as its acks tell it. ``peer``: the other one's marks in a direct chat.
     ``updated_at``: when the head's event was made. ``mismatch``: the device named an event that is not at that seq.
+    ``muted_until``: None unless the user has muted it, and empty for ever.
     """
 
     conversation_id: str
@@ -83,6 +84,13 @@ class Listed(msgspec.Struct, frozen=True):
     updated_at: str | None
     peer: Marks | None
     mismatch: bool = False
+    muted_until: str | None = None
+    archived: bool = False
+
+    @property
+    def muted(self) -> bool:
+        """Whether the user has muted it, and the time has not passed."""
+        return self.muted_until is not None
 
     @property
     def member(self) -> bool:
@@ -103,8 +111,15 @@ class Listed(msgspec.Struct, frozen=True):
             f'{{"t":"conversation","conversation_id":"{self.conversation_id}","kind":"{self.kind}","title":{title},'
             f'"role":"{self.role}","head":{self.head},"visible":{_pairs(self.visible)},"cursor":{cursor},'
             f'"delivered_seq":{mine.delivered_seq},"read_seq":{mine.read_seq},"read_version":{mine.read_version},'
-            f'"unread":{self.unread},"updated_at":{updated_at}{_RESET if reset else ""}}}'
+            f'"unread":{self.unread},"updated_at":{updated_at},{self._settings()}{_RESET if reset else ""}}}'
         ).encode()
+
+    def _settings(self) -> str:
+        if self.muted_until is None and not self.archived:
+            return _PLAIN
+        archived = "true" if self.archived else "false"
+        until = f',"muted_until":"{self.muted_until}"' if self.muted_until else ""
+        return f'"muted":{"true" if self.muted else "false"}{until},"archived":{archived}'
 
     def peer_frame(self) -> bytes | None:
         """The peer's `receipt` frame that follows a direct chat, if there is one."""
@@ -197,12 +212,14 @@ def newest_first(listed: Listed) -> tuple[bool, str]:
 
 
 _RESET = ',"reset":true'
+_PLAIN = '"muted":false,"archived":false'
 
 
 def _listed(wanted: Wanted, row: Record) -> Listed | None:
     (
         _, _, kind, title, keeps_history, as_of, role, visible, head, record, delivered_seq, read_seq, read_version,
-        unread, updated_at, mismatch, peer_id, peer_delivered_seq, peer_read_seq, peer_read_version,
+        unread, muted_until, archived, updated_at, mismatch, peer_id, peer_delivered_seq, peer_read_seq,
+        peer_read_version,
     ) = row  # fmt: skip
     if kind is None:
         return None
@@ -222,6 +239,8 @@ def _listed(wanted: Wanted, row: Record) -> Listed | None:
         updated_at,
         None if peer_id is None else Marks(peer_id, peer_delivered_seq, peer_read_seq, peer_read_version),
         mismatch,
+        muted_until,
+        archived,
     )
 
 

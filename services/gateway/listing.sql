@@ -38,7 +38,8 @@ SELECT store_incarnation()
 -- name: list_conversations
 -- One row for each element: conversation ($3) as a user ($1) on a device ($2) sees it, all in one snapshot; without a kind
 -- if the user was never a member. $4, $5: a seq and the id of the event that the device holds there, or null.
--- Who has left sees the title as it was then. The receipts of a group are never walked for a peer's.
+-- Who has left sees the title as it was then. The receipts of a group are never walked for a peer's. muted_until is null
+-- unless it is muted, and '' for ever.
 SELECT CASE WHEN w.ord = 1 THEN store_incarnation() END AS incarnation,
        CASE WHEN w.ord = 1 THEN pg_snapshot_xmin(pg_current_snapshot())::text END AS xmin,
        c.kind,
@@ -52,12 +53,16 @@ SELECT CASE WHEN w.ord = 1 THEN store_incarnation() END AS incarnation,
        CASE WHEN d.delivered IS NULL THEN lower(m.visible) - 1
             ELSE held_up_to(d.delivered, m.visible, c.last_seq) END AS record,
        r.delivered_seq, r.read_seq, r.read_version,
-       CASE WHEN h.head > coalesce(r.read_seq, 0) THEN (
-           SELECT count(*) FROM event AS e
-           WHERE e.conversation_id = c.conversation_id AND e.seq > coalesce(r.read_seq, 0)
-             AND e.seq >= lower(m.visible) AND e.seq <= h.head AND e.seq <@ m.visible
-             AND e.type IN ('message', 'system') AND e.sender_id <> m.user_id
-             AND e.recalled_by IS NULL AND e.deleted_by IS NULL) ELSE 0 END AS unread,
+       CASE WHEN h.head <= coalesce(r.read_seq, 0) THEN 0
+            WHEN h.head - coalesce(r.read_seq, 0) <= 2 * count_bucket() THEN (
+                SELECT count(*) FROM event AS e
+                WHERE e.conversation_id = c.conversation_id AND e.seq > coalesce(r.read_seq, 0)
+                  AND e.seq >= lower(m.visible) AND e.seq <= h.head AND e.seq <@ m.visible
+                  AND e.type IN ('message', 'system') AND e.sender_id <> m.user_id
+                  AND e.recalled_by IS NULL AND e.deleted_by IS NULL)
+            ELSE unread_of(c.conversation_id, m.user_id, m.visible, coalesce(r.read_seq, 0), h.head) END AS unread,
+       CASE WHEN is_muted(m.muted, m.muted_until) THEN coalesce(wire_time(m.muted_until), '') END AS muted_until,
+       m.archived,
        (SELECT wire_time(e.created_at) FROM event AS e
         WHERE e.conversation_id = c.conversation_id AND e.seq = h.head) AS updated_at,
        w.event_id IS NOT NULL AND w.seq > 0 AND w.event_id IS DISTINCT FROM (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
+from services.gateway import noting
 from services.gateway.listing import Wanted, list_conversations
 from services.gateway.metrics import CURSOR_BREAKS
 from services.gateway.wire import ready
@@ -125,7 +126,9 @@ def loaded(connection: Connection, feed: Feed, listed: Listed, begin: Begin = LA
         connection.take_ack(feed, [(1, cursor)], listed.head)
     feed.early, early = EMPTY, feed.early
     if early:
-        connection.take_ack(feed, tuple(early), max(room.ackable, listed.as_of))
+        ranges, head = tuple(early), max(room.ackable, listed.as_of)
+        if connection.take_ack(feed, ranges, head):
+            noting.acked_in_vain(connection, feed.conversation_id, ranges, head)
     session.loaded(feed)
     return frames
 

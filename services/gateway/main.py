@@ -14,8 +14,10 @@ from services.gateway.connection import Connection, Parts
 from services.gateway.drain import Renewal, drain
 from services.gateway.fanout import Fanout
 from services.gateway.gauges import Gauges
+from services.gateway.group_receipts import SoFar
 from services.gateway.hello import Greeter
 from services.gateway.kicks import Kicks
+from services.gateway.letters import Letters
 from services.gateway.limits import Limits, Rate
 from services.gateway.link import Link
 from services.gateway.listener import serving, tls_context
@@ -47,8 +49,8 @@ from shared.settings import load
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine
 
-    from services.gateway.fanout import Follower
     from services.gateway.feed import Feed
+    from services.gateway.follower import Follower
     from shared.postgres import Pool
 
 _ACKS_S = 5.0
@@ -80,11 +82,12 @@ class Gateway:
         client_id = f"waybill-gateway-{settings.gateway_name}"
         self.sessions: set[Connection] = set()
         self.transitions = Transitions(pool)
+        self._letters = Letters(pool, settings.kafka_bootstrap, topics)
         self.fanout = Fanout(
             ring=settings.gateway_ring, rings_bytes=settings.gateway_ring_bytes, linger_s=settings.gateway_linger_s
         )
-        self.fanout.queued = _turns(loop, self.fanout)
-        self.fanout.later = loop.call_later
+        self.fanout.out.queued = _turns(loop, self.fanout)
+        self.fanout.out.later = self.fanout.watching.later = loop.call_later
         self.fanout.gap = self._gap
         self.fanout.other_store = self._store_changed
         self.acks = Acks(
@@ -126,6 +129,7 @@ class Gateway:
             store_changed=self._store_changed,
             replaced=self._social.replaced,
             revoked=self._social.revoke,
+            found=self._swept,
             every_s=settings.gateway_sweep_s,
             away_s=min(1.0, settings.gateway_sweep_s),
             grace_s=min(_GRACE_S, settings.gateway_sweep_s / 2),
@@ -140,6 +144,7 @@ class Gateway:
                 client_id=f"{client_id}-{topic}",
                 pause_s=pause_s,
                 sweep=self._sweep,
+                letters=self._letters,
             )
             for topic, pause_s in ((topics.events, _EVENTS_PAUSE_S), (topics.receipts, _RECEIPTS_PAUSE_S))
         ]
@@ -150,13 +155,14 @@ class Gateway:
         self._gauges = Gauges(self.sessions, self.fanout)
         self._clock = Clock(self._chores, every_s=_CHORES_S)
         self._renewal = Renewal(settings.gateway_drain_s, tasks.create_task)
+        asking = asyncio.Semaphore(max(1, settings.postgres_pool // 2))
         self.parts = Parts(
             settings=settings,
             pool=pool,
             verifier=Verifier(settings),
             fanout=self.fanout,
             catch_up=self._catch_up,
-            asking=asyncio.Semaphore(max(1, settings.postgres_pool // 2)),
+            asking=asking,
             acks=self.acks,
             sends=self._sends,
             clock=self._clock,
@@ -164,6 +170,7 @@ class Gateway:
             loader=self._loader,
             social=self._social,
             transitions=self.transitions,
+            so_far=SoFar(pool, asking, tasks.create_task),
             spawn=tasks.create_task,
             sessions=self.sessions,
         )
@@ -180,6 +187,7 @@ class Gateway:
             "clock": self._clock.run(),
             "sweep": self._sweep.run(),
             "transitions": self.transitions.run(),
+            "letters": self._letters.run(),
             "redis": self._link.run(),
             "presence": self.presence.run(),
             "typing": self._typing.run(),
@@ -226,6 +234,10 @@ class Gateway:
             await self.transitions.flush()
         except UnavailableError as error:
             logger(__name__).warning("transitions were not written", error=error.message)
+        try:
+            await self._letters.flush()
+        except UnavailableError as error:
+            logger(__name__).warning("bad records were not put on the desk", error=error.message)
 
     def checks(self, serving_: asyncio.Event) -> dict[str, Callable[[], Coroutine[None, None, str | None]]]:
         """What readiness depends on. Kafka or Redis away is told by metrics: sessions are served without them."""
@@ -255,6 +267,9 @@ class Gateway:
     def _gap(self, conversation_id: str, first: int, last: int) -> None:
         GAP_EVENTS.inc(last - first + 1)
         self.transitions.note("cursor", "gap", conversation_id=conversation_id, from_seq=first, to_seq=last)
+
+    def _swept(self, conversation_id: str, first: int, last: int) -> None:
+        self.transitions.note("cursor", "swept", conversation_id=conversation_id, from_seq=first, to_seq=last)
 
     def _store_changed(self) -> None:
         """Seqs may belong to other events than before: nobody may go on from what this gateway remembers."""

@@ -14,6 +14,9 @@ SESSIONS_BY_STATE = Gauge(
 )
 SESSIONS_ENDED = Counter("waybill_sessions_ended", "Sessions that ended, by close code.", ["code"])
 PUSHES = Counter("waybill_pushes", "Events written to a session for the first time: event × session.")
+WATCH_RECEIPTS = Counter(
+    "waybill_watch_receipts", "Members' marks written to sessions that watch a group: member × session."
+)
 RESENDS = Counter("waybill_resends", "Events written again because no ack came in time.")
 CURSOR_BREAKS = Counter(
     "waybill_cursor_breaks",
@@ -108,6 +111,11 @@ SWEEP_ROWS = Counter("waybill_sweep_rows", "Rows of the outbox that the sweep re
 TRANSITIONS_DROPPED = Counter(
     "waybill_transitions_dropped",
     "Entries of the log of state changes that were given up: too many waited to be written.",
+)
+LETTERS_DROPPED = Counter(
+    "waybill_letters_dropped",
+    "Records that could not be read and are not on the desk of dead letters either: too many waited, or Postgres "
+    "refused them. They are in the dead-letter topic.",
 )
 HANDSHAKES = Counter("waybill_handshakes", "Connections to the sockets' port, by how they were answered.", ["status"])
 # Both have labels: without one, each child would keep a zero in its own file, beside the parent's figure.

@@ -5,17 +5,16 @@ What needs no wait is answered at once. What does runs as `Connection.do`: the c
 
 from __future__ import annotations
 
-import asyncio
 import time
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from services.gateway import group_receipts, noting
 from services.gateway.acks import Device, Mark
+from services.gateway.asking import a_turn
 from services.gateway.close import Close
-from services.gateway.group_receipts import receipts_of
 from services.gateway.limits import KINDS
 from services.gateway.listing import list_conversations
 from services.gateway.loading import LATER
@@ -31,14 +30,13 @@ from shared.errors import (
     NotMemberError,
     RateLimitedError,
     UnauthenticatedError,
-    UnavailableError,
     WaybillError,
 )
 from shared.logging import logger
 from shared.timeline import page
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import Coroutine
 
     from services.gateway.answers import Outcome
     from services.gateway.connection import Connection
@@ -48,16 +46,13 @@ if TYPE_CHECKING:
 _RANGES_OF_A_FRAME = 100
 """An ack of more ranges counts as several frames: it costs as much."""
 
-_TURN_S = 10.0
-"""How long a frame waits for those that read before it."""
-
-_RETRY_MS = 1000
 _COUNTS = {kind: CLIENT_FRAMES.labels(kind) for kind in KINDS}
 
 
 def handle(connection: Connection, data: str | bytes) -> None:
     """Answer one frame. Raises `Close` where the protocol ends the session; every other fault is an `error` frame."""
     rid: str | None = None
+    frame: frames.Known | None = None
     try:
         try:
             frame = _parse(data)
@@ -68,6 +63,7 @@ def handle(connection: Connection, data: str | bytes) -> None:
         rid = getattr(frame, "rid", None)
         _answer(connection, frame, rid)
     except WaybillError as error:
+        noting.refused(connection, frame, error)
         connection.refuse(error, rid)
     except Close:
         raise
@@ -98,12 +94,6 @@ def _answer(connection: Connection, frame: frames.Known, rid: str | None) -> Non
             _send(connection, frame)
         case frames.Read() | frames.Unread():
             _mark(connection, frame)
-        case frames.Pull():
-            _admit(connection, "pulls")
-            _later(connection, rid, _pull(connection, frame))
-        case frames.Create():
-            _admit(connection, "creates")
-            _later(connection, rid, _create(connection, frame))
         case frames.Watch():
             _admit(connection, "pulls" if frame.on else "frames")
             _watch(connection, frame)
@@ -113,15 +103,36 @@ def _answer(connection: Connection, frame: frames.Known, rid: str | None) -> Non
         case frames.Presence():
             _admit(connection, "presence")
             connection.parts.social.watch(connection, frame.users)
-        case frames.Token():
-            _admit(connection, "frames")
-            _later(connection, rid, _token(connection, frame))
         case frames.Ping():
             _admit(connection, "frames")
             now = wire_time(datetime.now(UTC))
             connection.say({"t": "pong", **({} if frame.rid is None else {"rid": frame.rid}), "server_time": now})
         case frames.Hello():
             raise BadRequestError("hello was said already", field="t")
+        case _:
+            _later(connection, rid, _work(connection, frame), frame)
+
+
+def _work(
+    connection: Connection, frame: frames.Pull | frames.Receipts | frames.Create | frames.Settings | frames.Token
+) -> Coroutine[None, None, None]:
+    """What has to wait for Postgres or ingest, once it is admitted."""
+    match frame:
+        case frames.Pull():
+            _admit(connection, "pulls")
+            return _pull(connection, frame)
+        case frames.Receipts():
+            _admit(connection, "pulls")
+            return group_receipts.answer(connection, frame)
+        case frames.Create():
+            _admit(connection, "creates")
+            return _create(connection, frame)
+        case frames.Settings():
+            _admit(connection, "sends")
+            return _settings(connection, frame)
+        case frames.Token():
+            _admit(connection, "frames")
+            return _token(connection, frame)
 
 
 def _admit(connection: Connection, kind: str) -> None:
@@ -138,16 +149,24 @@ def _admit(connection: Connection, kind: str) -> None:
         raise RateLimitedError(f"too many {kind}", retry_after_ms=verdict.retry_after_ms)
 
 
-def _later(connection: Connection, rid: str | None, work: Coroutine[None, None, None]) -> None:
-    connection.do(_answered(connection, rid, work))
+def _later(
+    connection: Connection,
+    rid: str | None,
+    work: Coroutine[None, None, None],
+    frame: frames.Known | None = None,
+) -> None:
+    connection.do(_answered(connection, rid, work, frame))
 
 
-async def _answered(connection: Connection, rid: str | None, work: Coroutine[None, None, None]) -> None:
+async def _answered(
+    connection: Connection, rid: str | None, work: Coroutine[None, None, None], frame: frames.Known | None
+) -> None:
     try:
         # Who does not read what it asked for gets no more of it: pages are large.
         await connection.drained()
         await work
     except WaybillError as error:
+        noting.unanswered(connection, frame, error)
         connection.refuse(error, rid)
     except Close:
         raise
@@ -157,21 +176,6 @@ async def _answered(connection: Connection, rid: str | None, work: Coroutine[Non
         work.close()  # it may not have begun
 
 
-@asynccontextmanager
-async def _asking(connection: Connection) -> AsyncIterator[None]:
-    """Read from Postgres in it. Raises `UnavailableError` if too many others do, and go on doing so."""
-    turns = connection.parts.asking
-    try:
-        async with asyncio.timeout(_TURN_S):
-            await turns.acquire()
-    except TimeoutError:
-        raise UnavailableError("too many requests wait", retry_after_ms=_RETRY_MS) from None
-    try:
-        yield
-    finally:
-        turns.release()
-
-
 def _send(connection: Connection, frame: frames.Send) -> None:
     # A body is a view of its frame, whatever else that holds: what waits here is what is counted.
     frame = msgspec.structs.replace(frame, body=frame.body.copy())
@@ -179,6 +183,8 @@ def _send(connection: Connection, frame: frames.Send) -> None:
 
     def answer(outcome: Outcome) -> None:
         connection.answered(size)
+        if isinstance(outcome, WaybillError):
+            noting.unanswered(connection, frame, outcome)
         if connection.ended:
             return
         if isinstance(outcome, WaybillError):
@@ -199,7 +205,7 @@ def _send(connection: Connection, frame: frames.Send) -> None:
             }
         )
 
-    connection.parts.sends.submit(connection.user_id, frame, answer)
+    connection.parts.sends.submit(connection.user_id, connection.device_id, frame, answer)
     connection.sending(size)
 
 
@@ -211,6 +217,7 @@ def _ack(connection: Connection, frame: frames.Ack) -> None:
     feed = _feed(connection, frame.conversation_id)
     if feed is None:
         IGNORED_ACKS.inc()
+        noting.acked_in_vain(connection, frame.conversation_id.lower(), frame.ranges, None)
         return
     ranges = [(low, high) for low, high in frame.ranges]
     if feed.fresh and feed.wait_for_frame(ranges):
@@ -226,14 +233,14 @@ def _mark(connection: Connection, frame: frames.Read | frames.Unread) -> None:
     if feed is None:
         raise NotFoundError("no such conversation", field="conversation_id")
     if reads:
-        _later(connection, None, _mark_of_earlier(connection, feed, frame))
+        _later(connection, None, _mark_of_earlier(connection, feed, frame), frame)
     else:
         _propose(connection, feed, frame)
 
 
 async def _mark_of_earlier(connection: Connection, feed: Feed, frame: frames.Read | frames.Unread) -> None:
     """The version last told was told in an earlier session: this one has not read the conversation yet."""
-    async with _asking(connection):
+    async with a_turn(connection.parts.asking):
         listing = await list_conversations(connection.parts.pool, [LATER.wanted(connection, feed.conversation_id)])
     if listing.rows[0] is not None:
         feed.read_version = max(feed.read_version, listing.rows[0].mine.read_version)
@@ -263,8 +270,14 @@ async def _create(connection: Connection, frame: frames.Create) -> None:
     )
 
 
+async def _settings(connection: Connection, frame: frames.Settings) -> None:
+    own = await connection.parts.sends.set_settings(connection.user_id, connection.device_id, frame)
+    if not connection.ended:
+        connection.say({"t": "settings", "rid": frame.rid, **msgspec.structs.asdict(own)})
+
+
 async def _pull(connection: Connection, frame: frames.Pull) -> None:
-    async with _asking(connection):
+    async with a_turn(connection.parts.asking):
         found = await page(
             connection.parts.pool,
             frame.conversation_id.lower(),
@@ -284,29 +297,12 @@ def _watch(connection: Connection, frame: frames.Watch) -> None:
         raise NotFoundError("no such conversation", field="conversation_id")
     if frame.on and not (feed.member or feed.fresh):
         raise NotMemberError("no longer a member", field="conversation_id")
-    room = feed.room
-    feed.watching = frame.on
-    if room.watchers is None:
-        room.watchers = {}
+    watching = connection.parts.fanout.watching
     if frame.on:
-        room.watchers[feed] = None
-        _later(connection, None, _tell_receipts(connection, feed))
+        watching.watch(feed)
+        _later(connection, None, group_receipts.tell_so_far(connection, feed))
     else:
-        room.watchers.pop(feed, None)
-
-
-async def _tell_receipts(connection: Connection, feed: Feed) -> None:
-    feed.wake()
-    async with _asking(connection):
-        found = await receipts_of(connection.parts.pool, feed.conversation_id, connection.user_id)
-    frames_ = [(marks.user_id, ready(marks.frame(feed.conversation_id))) for marks in found]
-    if connection.ended:
-        return
-    if not feed.loading:
-        connection.write(b"".join([frame for _, frame in frames_]))
-        return
-    for user_id, frame in frames_:  # after the `conversation` frame
-        connection.receipt(feed, user_id, frame)
+        watching.unwatch(feed)
 
 
 def _typing(connection: Connection, frame: frames.Typing) -> None:
@@ -330,8 +326,9 @@ async def _token(connection: Connection, frame: frames.Token) -> None:
     if not same or claims.device not in (None, connection.device_id):
         raise Close(4401, "the token is not of this user and device")
     # What this gateway was told of may be less: a revocation of before it started, or of a user who was not here.
-    async with _asking(connection):
+    async with a_turn(connection.parts.asking):
         revocations = await revocations_of(connection.parts.pool, connection.user_id)
     if is_revoked(claims, connection.device_id, revocations):
+        noting.revoked(connection)
         raise Close(4401, "the token was revoked")
     connection.renew(claims)

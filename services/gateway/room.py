@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from services.gateway.events import Entry
-    from services.gateway.fanout import Follower
     from services.gateway.feed import Feed
+    from services.gateway.follower import Follower
+    from services.gateway.watching import Watchers
 
 RUN_BYTES = 64 * 1024
 """What one write to a session brings at most, about."""
@@ -66,7 +67,7 @@ class Room:
     one before the first that it will take; 0: not known yet. ``committed``: the highest that a client was told of by
     `sent` or a page, maybe before Kafka brought it. ``queued``: the fan-out will visit its feeds. ``told``: the
     ring's end when its feeds were visited last. ``version``: rises when what was read before may be out of date.
-    ``direct``: None until it was read; ``watchers``: who wants a group's receipts.
+    ``direct``: None until it was read; ``watchers``: who wants a group's receipts; None until somebody does.
     """
 
     __slots__ = (
@@ -95,7 +96,7 @@ class Room:
         self.told = 0
         self.committed = 0
         self.feeds: dict[Follower, Feed] = {}
-        self.watchers: dict[Feed, None] | None = None
+        self.watchers: Watchers | None = None
         self.direct: bool | None = None
         self.order: list[Feed] | None = None
         self.queued = False
@@ -110,6 +111,11 @@ class Room:
     def ackable(self) -> int:
         """The highest seq that a device may hold."""
         return max(self.head, self.committed)
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody wants the receipts of others."""
+        return self.watchers is not None and bool(self.watchers.told)
 
     def listed(self) -> list[Feed]:
         """All feeds; the same list until one enters or leaves."""

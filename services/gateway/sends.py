@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import msgspec
 
-from services.gateway.answers import CREATED, PROBLEM, RESULTS
+from services.gateway.answers import CREATED, PROBLEM, RESULTS, SETTINGS
 from services.gateway.metrics import SENDS_WAITING
 from shared.auth import mint
 from shared.errors import InternalError, TimedOutError, UnavailableError, WaybillError
@@ -23,10 +23,10 @@ from shared.logging import logger
 from shared.metrics import LOOP_ERRORS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from services.gateway.answers import Created, Outcome
-    from shared.contracts.frames import Create, Send
+    from services.gateway.answers import Created, Outcome, OwnSettings
+    from shared.contracts.frames import Create, Send, Settings
 
 _BATCH = 500
 _BATCH_BYTES = 4 * 1024 * 1024
@@ -50,6 +50,7 @@ class Pending:
     """A send that waits for ingest. ``answer`` is called once. ``size``: bytes of its body."""
 
     sender_id: str
+    device_id: str
     send: Send
     answer: Callable[[Outcome], None]
     deadline: float
@@ -64,6 +65,7 @@ class Pending:
         out: dict[str, object] = {
             "conversation_id": send.conversation_id,
             "sender_id": self.sender_id,
+            "device_id": self.device_id,
             "client_msg_id": send.client_msg_id,
             "type": send.type,
         }
@@ -123,7 +125,7 @@ class Runs:
 
 
 class Sends:
-    """Forwards sends and creates to ingest under the scope `gateway`; each item has the rights of its user.
+    """Forwards sends, creates and settings to ingest under the scope `gateway`; each item has the rights of its user.
 
     ``most``: sends that wait for their turn; ``most_bytes``: of the bodies of all that have no answer yet.
     """
@@ -142,12 +144,12 @@ class Sends:
         self._token_until = 0.0
         self._http: aiohttp.ClientSession | None = None
 
-    def submit(self, sender_id: str, send: Send, answer: Callable[[Outcome], None]) -> None:
-        """Queue a send; ``answer`` gets what ingest said, or why that is not known.
+    def submit(self, sender_id: str, device_id: str, send: Send, answer: Callable[[Outcome], None]) -> None:
+        """Queue a send of a user's device; ``answer`` gets what ingest said, or why that is not known.
 
         Raises `UnavailableError` if too many wait.
         """
-        pending = Pending(sender_id, send, answer, time.monotonic() + self._timeout_s)
+        pending = Pending(sender_id, device_id, send, answer, time.monotonic() + self._timeout_s)
         if self._runs.size >= self._most or self._bytes + pending.size > self._most_bytes:
             raise UnavailableError("too many sends wait", retry_after_ms=_RETRY_MS)
         self._bytes += pending.size
@@ -168,6 +170,18 @@ class Sends:
         if create.conversation_id is not None:
             body["conversation_id"] = create.conversation_id
         return CREATED.decode(await self._post("/v1/conversations", body, self._timeout_s))
+
+    async def set_settings(self, user_id: str, device_id: str, settings: Settings) -> OwnSettings:
+        """Set the user's own settings of a conversation. Raises as `create`."""
+        body = {
+            "user_id": user_id,
+            "device_id": device_id,
+            "muted": settings.muted,
+            "muted_until": settings.muted_until,
+            "archived": settings.archived,
+        }
+        path = f"/v1/conversations/{settings.conversation_id.lower()}/settings"
+        return SETTINGS.decode(await self._call("PUT", path, body, self._timeout_s))
 
     async def run(self) -> None:
         """Forward until cancelled; what waits then is answered `unavailable`."""
@@ -234,12 +248,16 @@ class Sends:
             _LOOP.inc()
             logger(__name__).exception("an answer was not taken")
 
-    async def _post(self, path: str, body: dict[str, object], timeout_s: float) -> bytes:
+    async def _post(self, path: str, body: Mapping[str, object], timeout_s: float) -> bytes:
+        return await self._call("POST", path, body, timeout_s)
+
+    async def _call(self, method: str, path: str, body: Mapping[str, object], timeout_s: float) -> bytes:
         if self._http is None:
             raise UnavailableError("the gateway starts", retry_after_ms=_RETRY_MS)
         headers = {"Authorization": f"Bearer {self._bearer()}", "Content-Type": "application/json"}
         try:
-            async with self._http.post(
+            async with self._http.request(
+                method,
                 self._url + path,
                 data=msgspec.json.encode(body),
                 headers=headers,

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from services.gateway.events import Entry
-    from services.gateway.fanout import Follower
+    from services.gateway.follower import Follower
+    from services.gateway.pushed import Pushes
     from services.gateway.room import Room, Run
     from shared.ranges import Pair
 
@@ -57,16 +58,21 @@ class Session:
     ``window``: most events that may be unacknowledged at a time. ``resend_s``: seconds until an unacknowledged event is
     sent again, doubled each time, ``resends`` times; then `overdue` says to give up. ``due``: when `resends_due` has to
     be asked next, at the latest. ``behind``: feeds that miss something, ``reads``: those of them that the ring does not
-    help, both in turn; ``reading``: the one that is being read for.
+    help, both in turn; ``reading``: the one that is being read for. ``pushes``: where pushes are noted, if anywhere.
     """
 
-    __slots__ = ("behind", "due", "feeds", "in_flight", "reading", "reads", "resend_s", "resends", "user_id", "window")
+    __slots__ = (
+        "behind", "due", "feeds", "in_flight", "pushes", "reading", "reads", "resend_s", "resends", "user_id", "window",
+    )  # fmt: skip
 
-    def __init__(self, user_id: str, *, window: int, resend_s: float, resends: int) -> None:
+    def __init__(
+        self, user_id: str, *, window: int, resend_s: float, resends: int, pushes: Pushes | None = None
+    ) -> None:
         self.user_id = user_id
         self.window = window
         self.resend_s = resend_s
         self.resends = resends
+        self.pushes = pushes
         self.feeds: dict[str, Feed] = {}
         self.behind: dict[Feed, None] = {}
         self.reads: dict[Feed, None] = {}
@@ -90,6 +96,7 @@ class Session:
         feed = self.feeds.pop(conversation_id, None)
         if feed is not None:
             self._forward(feed)
+            self._cut(feed)
             self.in_flight -= feed.in_flight
             feed.in_flight = 0
             feed.halted = True
@@ -137,6 +144,7 @@ class Session:
         if gained is None:
             return False
         if gained <= feed.position and not feed.fresh:
+            self._cut(feed)
             self.in_flight -= feed.in_flight
             feed.go_back(gained - 1, before)
             feed.in_flight = self.unacked(feed).count()
@@ -217,7 +225,7 @@ class Session:
             and run.lowest > (feed.visible.highest or 0)
             and (run.concerns is None or self.user_id not in run.concerns)
         ):
-            feed.position = run.last
+            self._pass(feed, run.last)
             return _NOTHING
         return self._take_each(feed, run.entries, now)
 
@@ -233,7 +241,7 @@ class Session:
                     self.reload(feed)
                     break
             if not feed.may_see(entry.seq):
-                feed.position = entry.seq
+                self._pass(feed, entry.seq)
                 continue
             if entry.target and not feed.may_see(entry.target):
                 feed.own = True
@@ -249,13 +257,26 @@ class Session:
     def took(self, feed: Feed, seqs: list[int], now: float) -> None:
         """Events of a read for this user alone go to the socket; all are visible."""
         for seq in seqs:
+            self._pass(feed, seq - 1)
             self._pushed(feed, seq, seq, 1, now)
 
     def passed(self, feed: Feed, head: int) -> None:
         """There is nothing visible left up to ``head``."""
-        feed.position = max(feed.position, head)
+        self._pass(feed, head)
+
+    def _pass(self, feed: Feed, seq: int) -> None:
+        """Move up to ``seq`` without a push."""
+        if seq > feed.position:
+            self._cut(feed)
+            feed.position = seq
+
+    def _cut(self, feed: Feed) -> None:
+        if self.pushes is not None:
+            self.pushes.cut(feed)
 
     def _pushed(self, feed: Feed, first: int, last: int, count: int, now: float) -> None:
+        if not feed.unlogged and self.pushes is not None:
+            self.pushes.begin(feed, first, now)
         feed.position = last
         if feed.gaps:
             count -= (RangeSet([(first, last)]) & feed.gaps & feed.visible).count()

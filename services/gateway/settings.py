@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from pydantic import Field, HttpUrl, IPvAnyNetwork, model_validator
 
 from shared.contracts.frames import FRAME_BYTES
-from shared.settings import AuthSettings, KafkaSettings, PostgresSettings, RedisSettings, Settings
+from shared.settings import AuthSettings, KafkaSettings, LogSettings, PostgresSettings, RedisSettings, Settings
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
 
 
-class GatewaySettings(Settings, PostgresSettings, KafkaSettings, RedisSettings, AuthSettings):
+class GatewaySettings(Settings, PostgresSettings, KafkaSettings, RedisSettings, AuthSettings, LogSettings):
     """What the gateway reads from the environment."""
 
     gateway_port: int = Field(8400, ge=0, le=65535, description="Port of the sockets.")
@@ -99,7 +99,7 @@ class GatewaySettings(Settings, PostgresSettings, KafkaSettings, RedisSettings, 
     )
     gateway_sends_burst: int = Field(500, ge=1, description="Sends that it may save up.")
     gateway_pulls_per_s: float = Field(
-        20.0, ge=0, description="Pulls, watches and marks that need a read, per second; 0: no limit."
+        20.0, ge=0, description="Pulls, watches, `receipts` and marks that need a read, per second; 0: no limit."
     )
     gateway_pulls_burst: int = Field(100, ge=1, description="Pulls that may be saved up.")
     gateway_creates_per_s: float = Field(5.0, ge=0, description="Conversations made per second; 0: no limit.")

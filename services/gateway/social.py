@@ -59,9 +59,7 @@ class Social:
         for connection in self._sessions(user_id):
             if connection.device_id == device_id and connection.number < number:
                 REPLACED.inc()
-                self._transitions.note(
-                    "session", "replaced", user_id=user_id, device_id=device_id, session_id=connection.session_id
-                )
+                self._note("replaced", connection)
                 connection.end(Close(4409, "replaced by a newer session of this device"))
 
     def revoke(self, rows: Iterable[Revocation]) -> None:
@@ -76,6 +74,7 @@ class Social:
         for connection in self._sessions(row.user_id):
             if connection.claims is not None and is_revoked(connection.claims, connection.device_id, (row,)):
                 REVOKED.inc()
+                self._note("revoked", connection)
                 connection.end(Close(4401, "the token was revoked"))
 
     def hinted(self, hint: Hint) -> None:
@@ -90,6 +89,9 @@ class Social:
     def watch(self, connection: Connection, users: list[str]) -> None:
         """A session wants to know who of these is online."""
         self._presence.watch(connection, users)
+
+    def _note(self, cause: str, of: Connection) -> None:
+        self._transitions.note("session", cause, user_id=of.user_id, device_id=of.device_id, session_id=of.session_id)
 
     def _sessions(self, user_id: str) -> list[Connection]:
         return cast("list[Connection]", list(self._fanout.users.get(user_id, ())))

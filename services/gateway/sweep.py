@@ -63,7 +63,8 @@ class Sweep:
 
     ``store_changed()``: seqs may belong to other events than before. ``replaced(user_id, device_id, number)``: the
     device has a session with that number, above that of one here. ``revoked(rows)``: the revocations of the last
-    minutes, again and again. None of them may block.
+    minutes, again and again. ``found(conversation_id, first, last)``: Kafka did not bring these events. None of them
+    may block.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Sweep:
         store_changed: Callable[[], None],
         replaced: Callable[[str, str, int], None],
         revoked: Callable[[Sequence[Revocation]], None],
+        found: Callable[[str, int, int], None] = lambda *_: None,
         every_s: float = 5.0,
         away_s: float = 1.0,
         grace_s: float = 2.0,
@@ -82,7 +84,7 @@ class Sweep:
         most: int = 100,
     ) -> None:
         self._pool = pool
-        self._judge = Judge(fanout, self._contents)
+        self._judge = Judge(fanout, self._contents, found)
         self._devices = Devices(pool, fanout, replaced)
         self._kafka_away = kafka_away
         self._store_changed = store_changed

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from services.gateway.events import Entry
-    from services.gateway.fanout import Fanout, Follower
+    from services.gateway.fanout import Fanout
     from services.gateway.feed import Feed
+    from services.gateway.follower import Follower
     from services.gateway.room import Room
 
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from services.relay.backlog import Backlog
 from services.relay.cursors import Cursors
 from services.relay.due import Due
+from services.relay.erasing import Erasing
 from services.relay.holder import Holder
+from services.relay.journal import Journal
 from services.relay.life import Life
 from services.relay.metrics import STOPPED_SHARDS
 from services.relay.parking import ParkingStore
@@ -20,6 +22,7 @@ from services.relay.retention import Retention
 from services.relay.settings import RelaySettings
 from services.relay.shards import ShardStore
 from services.relay.tail import Tail
+from services.relay.topics import TopicsWatch
 from shared.health import private_app
 from shared.kafka import Topics
 from shared.postgres import open_pool
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 _GRACE_S = 5.0
 _CLOSE_S = 2.0
 _LEASE_CONNECTIONS = 2
+_BUSY_S = 1.0
+"""Rows that wait for so long are what the relay has to do first."""
 
 
 class Relay:
@@ -74,7 +79,14 @@ class Relay:
         )
         self._backlog = Backlog(pool)
         self._retention = Retention(pool, settings.periods)
+        self._erasing = Erasing(pool, settings.erase_within_s)
+        self._topics = TopicsWatch(settings.kafka_bootstrap, Topics(settings.topic_prefix), settings.erase_within_s)
         self._due = Due(parking, self._held)
+        self._journal = (
+            Journal(pool, owner, self._held, lambda: self._backlog.oldest_s > _BUSY_S)
+            if settings.transition_log
+            else None
+        )
         self._redrive = Redrive(parking, settings.redrive, settings.relay_redrive_cap) if settings.redrive else None
         self._holder = Holder(
             ShardStore(leases, owner, timing.lease_s, life),
@@ -94,7 +106,12 @@ class Relay:
             def start(name: str, loop: Coroutine[None, None, None]) -> asyncio.Task[None]:
                 return group.create_task(_never_ending(name, loop, stop), name=name)
 
-            background = [start("backlog", self._backlog.run()), start("retention", self._retention.run())]
+            background = [
+                start("backlog", self._backlog.run()),
+                start("retention", self._retention.run()),
+                start("erasing", self._erasing.run()),
+                start("topics", self._topics.run()),
+            ]
             if not self._enabled:
                 await stop.wait()
                 for task in background:
@@ -103,6 +120,8 @@ class Relay:
             holder, tail = start("leases", self._holder.run()), start("tail", self._tail.run())
             publisher, cursors = start("publish", self._publisher.run()), start("cursors", self._cursors.run())
             background.append(start("due", self._due.run()))
+            if self._journal is not None:
+                background.append(start("journal", self._journal.run()))
             if self._redrive is not None:
                 background.append(start("redrive", self._redrive.run()))
             await stop.wait()
@@ -130,6 +149,14 @@ class Relay:
             "unsent": self._unsent,
             "shards": self._shards,
         }
+
+    def warnings(self) -> dict[str, Callable[[], Awaitable[str | None]]]:
+        """What `readyz` tells beside it."""
+
+        async def topics() -> str | None:
+            return self._topics.warning
+
+        return {"topics": topics}
 
     async def _postgres(self) -> str | None:
         await self._pool.fetchval("SELECT 1")
@@ -178,7 +205,8 @@ async def serve(settings: RelaySettings, stop: asyncio.Event) -> None:
         open_pool(url, size=1, name="waybill-relay-tail") as reading,
     ):
         relay = Relay(settings, pool, leases, reading)
-        async with http(private_app(relay.checks()), settings.private_host, settings.relay_private_port):
+        private = private_app(relay.checks(), warnings=relay.warnings())
+        async with http(private, settings.private_host, settings.relay_private_port):
             await relay.run(stop)
 
 

@@ -19,8 +19,8 @@ BACKLOG = Gauge(
 )
 DEAD_LETTERS = Gauge(
     "waybill_dead_letters",
-    "Rows that could not be published, by state: `parked` (refused, or waiting behind such a row), `dead`, `retrying`, "
-    "and what became of dead ones: `sent`, `discarded`, `rewound`.",
+    "Rows that could not be published, and records that a consumer could not process, by state: `parked` (refused, or "
+    "waiting behind such a row), `dead`, `retrying`, and what became of dead ones: `sent`, `discarded`, `rewound`.",
     ["state"],
 )
 OLDEST_PARKED = Gauge(
@@ -97,6 +97,17 @@ def published(topic: str, result: str, rows: int) -> None:
 _published = cache(PUBLISHED.labels)
 
 
+JOURNAL_LAG = Gauge(
+    "waybill_transition_lag_seconds",
+    "Age of the oldest row of the outbox that a cursor has passed and that is not in the log of state changes; 0 if "
+    "there is none.",
+)
+JOURNAL_ROWS = Counter("waybill_transition_rows", "Rows of the outbox that were brought into the log of state changes.")
+JOURNAL_SKIPPED = Counter(
+    "waybill_transition_skipped_rows",
+    "Rows of the outbox that were dropped before they were in the log of state changes: it was far behind, or off.",
+)
+
 PARTITIONS_AHEAD = Gauge(
     "waybill_outbox_partitions_ahead", "Partitions of the outbox above the one that ids are drawn in."
 )
@@ -122,12 +133,26 @@ LETTERS_EXPIRED = Counter(
     ["state"],
 )
 
+BODIES_EXPIRED = Counter("waybill_bodies_expired", "Bodies erased by age, as the policies of retention say.")
+UNVACUUMED = Gauge(
+    "waybill_erasures_unvacuumed_seconds",
+    "Age of the oldest erasure whose rows' old versions may still lie in Postgres; 0 if there is none. Near "
+    "WAYBILL_ERASE_WITHIN_S: a transaction or a replication slot is held open for days.",
+)
+TOPIC_KEEPS = Gauge(
+    "waybill_topic_keeps_seconds",
+    "For how long a topic keeps a record at most, by topic without its prefix. Over WAYBILL_ERASE_WITHIN_S: run "
+    "`waybill migrate`.",
+    ["topic"],
+)
+
 for _change in ("made", "closed", "dropped"):
     PARTITION_CHANGES.labels(_change)
 for _step in (
     "make",
     "close",
     "summarise",
+    "skip_journal",
     "drop",
     "drop_deliveries",
     "forget",
@@ -135,6 +160,7 @@ for _step in (
     "make_days",
     "drop_days",
     "revocations",
+    "vacuum",
 ):
     RETENTION_PUT_OFF.labels(_step)
 for _state in LETTER_STATES:

@@ -7,6 +7,9 @@ SELECT close_outbox_partition(make_interval(secs => $1))
 -- name: summarise
 SELECT summarise_outbox()
 
+-- name: skip_journal
+SELECT skip_journal(make_interval(secs => $1))
+
 -- name: drop
 SELECT drop_outbox_partition(make_interval(secs => $1))
 

@@ -13,14 +13,14 @@ from services.relay.lease import Timing
 from services.relay.redrive import Window
 from services.relay.retention import Periods
 from services.relay.retries import Retries
-from shared.settings import KafkaSettings, PostgresSettings, Settings
+from shared.settings import ErasureSettings, KafkaSettings, LogSettings, PostgresSettings, Settings
 
 
 def _unique_owner() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-class RelaySettings(Settings, PostgresSettings, KafkaSettings):
+class RelaySettings(Settings, PostgresSettings, KafkaSettings, LogSettings, ErasureSettings):
     """All of the relay's."""
 
     relay_private_port: int = Field(9403, ge=0, le=65535, description="Port of health and metrics.")
@@ -170,6 +170,15 @@ class RelaySettings(Settings, PostgresSettings, KafkaSettings):
     def timing(self) -> Timing:
         """The rules of time that a lease follows."""
         return Timing(self.relay_sending_stale_ms / 1000, self.relay_delivery_timeout_ms / 1000)
+
+    @model_validator(mode="after")
+    def _forgets_in_time(self) -> RelaySettings:
+        if self.relay_outbox_retention_s + self.relay_outbox_period_s > self.erase_within_s:
+            raise ValueError(
+                "WAYBILL_ERASE_WITHIN_S: the outbox keeps a row for WAYBILL_RELAY_OUTBOX_RETENTION_S and "
+                "WAYBILL_RELAY_OUTBOX_PERIOD_S, which is longer"
+            )
+        return self
 
     @model_validator(mode="after")
     def _lease_outlasts_delivery(self) -> RelaySettings:

@@ -471,3 +471,15 @@ async def test_a_store_that_is_away_is_told_as_such() -> None:
         ):
             with pytest.raises(UnavailableError):
                 await asked
+
+
+async def test_what_is_asked_of_a_letter_is_in_the_log(desk: Pool, owner_db: asyncpg.Connection) -> None:
+    one, two = await bury(owner_db), await bury(owner_db)
+    await retry(desk, [one], "ops")
+    await discard(desk, [two], "spam", "ops")
+    rows = await owner_db.fetch("SELECT kind, cause, conversation_id, detail FROM transition WHERE service = 'console'")
+    assert {(row["kind"], row["cause"], json.loads(row["detail"])["dead_id"]) for row in rows} == {
+        ("retried", "retry", one),
+        ("discarded", "discard", two),
+    }
+    assert all(row["conversation_id"] is not None for row in rows)

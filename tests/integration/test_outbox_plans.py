@@ -13,8 +13,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from services.gateway import devices, listing, opening, revocations, sweep
-from services.relay import backlog, parking, retention, shards, tail
+from services.gateway import devices, group_receipts, listing, opening, revocations, sweep
+from services.receipts import letters
+from services.relay import backlog, erasing, journal, parking, retention, shards, tail
+from shared import readers
 from shared.postgres import to_array
 from shared.statements import statements
 from tests.databases import Database, Databases, fill, run
@@ -27,17 +29,23 @@ ROWS = 1_000_000
 
 SHARDS = 64
 BATCH = 100
+CROWD_SESSIONS = 6_000
 CURSOR = SIZE + ROWS // 2
 
 TRACING = statements(str(Path(__file__).parents[2] / "docs" / "operations" / "tracing.md"))
 TAIL, BACKLOG, STORE = statements(tail.__file__), statements(backlog.__file__), statements(shards.__file__)
 PARKING, RETENTION = statements(parking.__file__), statements(retention.__file__)
+ERASING, JOURNAL = statements(erasing.__file__), statements(journal.__file__)
+LETTERS = statements(letters.__file__)
 LISTING, OPENING = statements(listing.__file__), statements(opening.__file__)
+WATCHING, READERS = statements(group_receipts.__file__), statements(readers.__file__)
 REVOCATIONS, SWEEP, DEVICES = (statements(one.__file__) for one in (revocations, sweep, devices))
 
 BIG = (
     "outbox_p0", "outbox_p1", "outbox_delivery_p0", "outbox_parked", "outbox_attempt", "dead_letter",
-    "dead_letter_action", "event", "conversation", "member", "receipt", "device_cursor", "device_session", "revocation",
+    "dead_letter_action", "dead_letter_attempt", "event", "conversation", "member", "receipt", "device_cursor",
+    "device_session", "revocation",
+    "erasure",
 )  # fmt: skip
 
 FILL = f"""
@@ -57,6 +65,8 @@ FILL = f"""
 
     UPDATE outbox_shard SET owner = 'ann', epoch = 1, lease_until = clock_timestamp() + interval '1 hour',
         cursor_id = {CURSOR} - {CURSOR} % {SHARDS} + shard;
+    UPDATE outbox_journal AS j SET cursor_id = s.cursor_id, sent_id = s.cursor_id
+    FROM outbox_shard AS s WHERE s.shard = j.shard;
     INSERT INTO outbox_delivery (shard, from_id, to_id, topic, partition, base_offset, owner, epoch)
     SELECT shard, min(id), max(id), topic, shard, min(id) / 64, 'ann', 1
     FROM outbox WHERE id <= {CURSOR} GROUP BY shard, id / {SHARDS} / 10, topic;
@@ -76,6 +86,10 @@ FILL = f"""
            CASE WHEN id / {SHARDS} / 50 % 10 <> 0 THEN created_at END
     FROM outbox WHERE id <= {CURSOR} AND id / {SHARDS} % 50 = 8;
     INSERT INTO dead_letter_action (dead_id, action, who) SELECT dead_id, 'retry', 'ann' FROM dead_letter;
+    SELECT keep_records('receipts', 'acks.v1', 'c', array_agg(n % {SHARDS}), array_agg(n), array_agg(''::bytea),
+        array_agg(''::bytea), NULL, array_agg('no'::text)) FROM generate_series(1, 20000) AS n;
+    UPDATE dead_letter SET state = CASE WHEN origin_offset % 2 = 0 THEN 'retrying' ELSE 'sent' END
+    WHERE origin = 'acks.v1';
 
     INSERT INTO conversation (conversation_id, shard, kind, history, creator_id, last_seq, created_at)
     SELECT conversation_of(n), n % {SHARDS}, 'group', 'all', 'u0', 20, clock_timestamp()
@@ -96,6 +110,19 @@ FILL = f"""
     FROM generate_series(0, 49999) AS n;
     INSERT INTO revocation (user_id, created_at)
     SELECT 'r' || n, clock_timestamp() - make_interval(days => 1, secs => n) FROM generate_series(0, 9999) AS n;
+
+    -- Over two days, each conversation in turn: a row per seq, one in fifty of six seqs; and some seqs of a crowd.
+    INSERT INTO transition (at, conversation_id, service, kind, cause, user_id, device_id, session_id, from_seq, to_seq)
+    SELECT clock_timestamp() + make_interval(secs => n * 0.6), conversation_of(n), 'gateway', 'pushed', 'new',
+           'u' || n % 5000, 'phone', lpad(to_hex(n % 5000), 32, '0')::uuid, n / 5000 + 1,
+           n / 5000 + 1 + CASE WHEN n % 50 = 0 THEN 5 ELSE 0 END
+    FROM generate_series(0, 299999) AS n;
+    INSERT INTO transition (conversation_id, service, kind, cause, user_id, session_id, from_seq, to_seq)
+    SELECT conversation_of(7), 'gateway', 'pushed', 'new', 'm' || m, gen_random_uuid(), seq, seq
+    FROM generate_series(500, 502) AS seq, generate_series(1, {CROWD_SESSIONS}) AS m;
+    INSERT INTO transition (service, kind, cause, user_id, session_id)
+    SELECT 'gateway', 'session', 'opened', 'u' || n % 5000, lpad(to_hex(n % 5000), 32, '0')::uuid
+    FROM generate_series(1, 20000) AS n;
 
     VACUUM ANALYZE;
 """
@@ -157,8 +184,22 @@ async def relay(filled: Database) -> AsyncIterator[Role]:
 
 
 @pytest.fixture
+async def receipts(filled: Database) -> AsyncIterator[Role]:
+    connection = await asyncpg.connect(filled.url("receipts"))
+    yield Role(connection)
+    await connection.close()
+
+
+@pytest.fixture
 async def gateway(filled: Database) -> AsyncIterator[Role]:
     connection = await asyncpg.connect(filled.url("gateway"))
+    yield Role(connection)
+    await connection.close()
+
+
+@pytest.fixture
+async def ingest(filled: Database) -> AsyncIterator[Role]:
+    connection = await asyncpg.connect(filled.url("ingest"))
     yield Role(connection)
     await connection.close()
 
@@ -235,6 +276,17 @@ async def test_retrying(relay: Role, owner: asyncpg.Connection) -> None:
     assert await relay.touched(PARKING["redrive"], "2000-01-01", 100, "redrive") < 3_000
 
 
+async def test_letters_of_consumers(receipts: Role, relay: Role) -> None:
+    """However many others there are, and however many wait: here ten thousand."""
+    numbers = list(range(20_001 - BATCH // 2, 20_001 + BATCH // 2))
+    records = ([n % SHARDS for n in numbers], numbers, ["k"] * BATCH, ["v"] * BATCH, [None] * BATCH, ["no"] * BATCH)
+    buries = "SELECT bury_records($1, $2, $3, $4, $5, $6, $7, $8)"
+    assert await receipts.touched(buries, "acks.v1", "c", *records) < 5_000
+    assert await receipts.touched(LETTERS["claim"], "acks.v1", "ann", "15 s", BATCH) < 1_000
+    assert await receipts.touched(LETTERS["claim"], "other.v1", "ann", "15 s", BATCH) < 30
+    assert await relay.touched(PARKING["due_letters"], ALL, 100) < 64 * 8
+
+
 async def test_rewinding(owner: asyncpg.Connection) -> None:
     """It pays for what it takes back, here a thousand rows, and for no more."""
     assert await Role(owner).touched("SELECT rewind_shard($1, $2, 'ann')", 3, HELD[3] - SHARDS * 1000) < 2_000
@@ -249,6 +301,25 @@ async def test_retention(relay: Role) -> None:
     assert await relay.touched(RETENTION["expire_letters"], 5 * day, 100) < 100 * 100
     assert await relay.touched(RETENTION["expire_letters"], 100 * day, 100) < 64 * 20
     assert await relay.touched(RETENTION["gauges"]) < 64 * 40
+
+
+async def test_erasing(relay: Role, owner: asyncpg.Connection) -> None:
+    assert await relay.touched(ERASING["expire"], 1_000, 500, 0) < 50, "without a policy"
+    await owner.execute("INSERT INTO retention_policy (age, set_by) VALUES ('1 day', 'ann')")
+    try:
+        # A conversation that has nothing to erase costs one look at its first event.
+        assert await relay.touched(ERASING["expire"], 1_000, 500, 0) < 1_000 * 12 + 500 * 60
+    finally:
+        await owner.execute("DELETE FROM retention_policy")
+    await owner.execute(
+        "INSERT INTO erasure (conversation_id, from_seq, to_seq, events, cause, at, xid)"
+        " SELECT gen_random_uuid(), 1, 1, 1, 'delete', clock_timestamp() - interval '1 hour', pg_snapshot_xmin("
+        "pg_current_snapshot()) FROM generate_series(1, 20000)"
+    )
+    assert await relay.touched(ERASING["to_vacuum"], 60) < 100
+    assert await relay.touched(ERASING["gauges"]) < 50
+    events = [row[0] for row in await owner.fetch("SELECT event_id FROM dead_letter ORDER BY dead_id LIMIT 100")]
+    assert await relay.touched("SELECT erase_copies($1)", events) < 100 * 60
 
 
 async def test_dropping_looks_at_the_ends_only(relay: Role) -> None:
@@ -276,6 +347,36 @@ async def test_the_way_of_an_event(console: Role, owner: asyncpg.Connection) -> 
     assert await console.touched(TRACING["not_yet_delivered"], "", 10, timedelta(0), 100) < 5_000
 
 
+async def test_journaling_costs_by_the_row(relay: Role, owner: asyncpg.Connection) -> None:
+    """As far behind as half a million rows, of which a call takes 1,984, a quarter of them receipts."""
+    await owner.execute("UPDATE outbox_journal SET cursor_id = $1, sent_id = $1", SIZE)
+    try:
+        call = ("ann", to_array(ALL), to_array([1] * SHARDS), 2_000)
+        assert await relay.touched(JOURNAL["journal"], *call) < 2_000 * 25
+        assert await relay.touched(JOURNAL["lag"]) < 64 * 40
+    finally:
+        await owner.execute(
+            "UPDATE outbox_journal AS j SET cursor_id = s.cursor_id FROM outbox_shard AS s WHERE s.shard = j.shard"
+        )
+    assert await relay.touched(JOURNAL["journal"], *call) < 64 * 10
+    assert await relay.touched(JOURNAL["lag"]) < 64 * 10
+    assert await relay.touched(RETENTION["skip_journal"], 100 * 86_400) < 64 * 20
+
+
+async def test_what_happened_is_found_by_seq_and_by_session(console: Role, owner: asyncpg.Connection) -> None:
+    """In fifteen days' partitions; a row of the log is found by some three pages in each."""
+    until = "2100-01-01"
+    ago = str(await owner.fetchval("SELECT clock_timestamp() - interval '1 hour'"))
+    assert await console.touched(TRACING["what_happened"], f"{42:032x}", 30, ago) < 400
+    found = await owner.fetch(
+        "SELECT from_seq, to_seq FROM transitions_around($1, 4, 4, $2::text::timestamptz)", f"{50:032x}", ago
+    )
+    assert sorted(map(tuple, found)) == [(1, 6), (2, 7), (3, 8), (4, 9)]
+    assert await console.touched(TRACING["what_happened"], CROWD, 501, ago) < CROWD_SESSIONS + 500
+    assert await console.touched(TRACING["sessions_of"], "u17", ago, until) < 200
+    assert await console.touched(TRACING["what_happened_in_session"], "u17", f"{17:032x}", ago, until) < 3_000
+
+
 CROWD, EVERYWHERE = f"{7:032x}", "u10000"
 """A conversation of 20,000 members, and a user in 5,000 conversations."""
 
@@ -295,6 +396,21 @@ async def test_listing_costs_by_the_row(gateway: Role, owner: asyncpg.Connection
     for since in (None, 1, 2**62):
         assert await gateway.touched(LISTING["changed_since"], [EVERYWHERE], [since]) < 5_000 * 16
         assert await gateway.touched(LISTING["changed_since"], ["m1", "m2", "u10001"], [since] * 3) < 3 * 40
+
+
+@pytest.mark.parametrize("state", ["read", "delivered", "unread"])
+async def test_who_has_a_seq_costs_by_the_member(gateway: Role, ingest: Role, state: str) -> None:
+    """The counts walk the members and their receipts once, whoever else has some; a page looks at its own."""
+    for role in (gateway, ingest):
+        for after in ("", "m19999", "x"):
+            crowd = (CROWD, "m1", 7, state, after, 501)
+            assert await role.touched(READERS["message_receipts"], *crowd) < 2 * 20_000 + 501 * 6
+        assert await role.touched(READERS["message_receipts"], f"{9:032x}", "u9", 7, state, "", 501) < 200
+
+
+async def test_marks_so_far_cost_by_those_that_are_told(gateway: Role) -> None:
+    watchers = [f"m{n}" for n in range(1, 101)]
+    assert await gateway.touched(WATCHING["marks_so_far"], CROWD, watchers, 501) < 501 * 2 + 100 * 6
 
 
 async def test_opening_costs_by_the_hello(gateway: Role) -> None:

@@ -71,10 +71,12 @@ async def age(owner_db: asyncpg.Connection, days: int) -> None:
 
 
 async def publish_all(owner_db: asyncpg.Connection) -> None:
-    await owner_db.execute(
-        "UPDATE outbox_shard AS s SET cursor_id = o.last"
-        " FROM (SELECT shard, max(id) AS last FROM outbox GROUP BY shard) AS o WHERE o.shard = s.shard"
-    )
+    """And log it."""
+    for table in ("outbox_shard", "outbox_journal"):
+        await owner_db.execute(
+            f"UPDATE {table} AS s SET cursor_id = o.last"
+            " FROM (SELECT shard, max(id) AS last FROM outbox GROUP BY shard) AS o WHERE o.shard = s.shard"
+        )
 
 
 async def closed_partition(owner_db: asyncpg.Connection, writer: Writer, *, days: int = 8) -> None:

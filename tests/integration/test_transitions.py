@@ -2,19 +2,29 @@
 
 import asyncio
 import json
+import secrets
+import shutil
+import time
 import uuid
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
 
+from deploy import migrate
 from services.gateway.metrics import TRANSITIONS_DROPPED
-from services.gateway.transitions import Transitions
+from services.gateway.transitions import Refusal, Transitions
 from services.relay.retention import DAYS_MADE_AHEAD, Periods, Retention
 from shared.errors import UnavailableError
 from shared.postgres import Pool, open_pool
-from tests.databases import Database
+from shared.ranges import EMPTY
+from tests.databases import ROLE_PASSWORD, Database
+from tests.stack import Stores
 from tests.waiting import until
 
 DAY_S = 86_400.0
@@ -99,6 +109,95 @@ async def test_a_row_that_cannot_be_written_holds_up_no_other(database: Database
     assert [row["cause"] for row in await owner.fetch("SELECT cause FROM transition")] == ["good"]
 
 
+async def test_what_is_refused_again_and_again_is_one_row_a_second(
+    database: Database, owner: asyncpg.Connection
+) -> None:
+    group, session = str(uuid.uuid4()), str(uuid.uuid4())
+    async with open_pool(database.url("gateway"), size=1, name="tests") as pool:
+        transitions = Transitions(pool)
+        often = Refusal("sent", "refused:rate_limited", group, "ann", "phone", session)
+        for _ in range(3):
+            transitions.refused(often)
+        transitions.refused(often._replace(trace_id="4bf92f"))
+        transitions.refused(often._replace(kind="created", conversation_id=None))
+        assert len(transitions) == 3
+        await transitions.flush()
+        transitions.refused(often)
+        await transitions.flush()
+    rows = await owner.fetch("SELECT kind, cause, conversation_id::text, trace_id, detail FROM transition ORDER BY at")
+    assert [tuple(row) for row in rows] == [
+        ("sent", "refused:rate_limited", group, None, '{"times":3}'),
+        ("sent", "refused:rate_limited", group, "4bf92f", None),
+        ("created", "refused:rate_limited", None, None, None),
+        ("sent", "refused:rate_limited", group, None, None),
+    ]
+
+
+class Pushing:
+    """A feed that is pushed to, of a user whom an array would take for nobody."""
+
+    conversation_id = str(uuid.uuid4())
+    repeated = EMPTY
+
+    def __init__(self, device_id: str) -> None:
+        self.owner = SimpleNamespace(user_id="NULL", device_id=device_id, session_id=str(uuid.uuid4()))
+        self.unlogged, self.unlogged_at, self.position = 0, 0.0, 0
+
+    def push(self, transitions: Transitions, last: int) -> None:
+        if not self.unlogged:
+            transitions.pushes.begin(cast("Any", self), self.position + 1, time.monotonic())
+        self.position = last
+
+
+async def test_pushes_are_written_folded_and_wait_for_postgres_without_growing(
+    database: Database, owner: asyncpg.Connection
+) -> None:
+    feeds = [Pushing(f"d{number}") for number in range(5)]
+    async with open_pool("postgres://nobody@127.0.0.1:1/none", size=1, name="tests", timeout_s=2) as away:
+        transitions = Transitions(away, most_pushes=2)
+        for last in (1, 4):
+            for feed in feeds:
+                feed.push(transitions, last)
+            with pytest.raises(UnavailableError):
+                await transitions.flush()
+        assert len(transitions.pushes) == 7, "two were taken, and go on by themselves"
+    async with open_pool(database.url("gateway"), size=1, name="tests") as pool:
+        transitions._pool = pool
+        await transitions.flush()
+        assert not len(transitions)
+    rows = await owner.fetch("SELECT * FROM transition ORDER BY device_id, from_seq")
+    assert [(row["device_id"], row["from_seq"], row["to_seq"]) for row in rows] == [
+        ("d0", 1, 1), ("d0", 2, 4), ("d1", 1, 1), ("d1", 2, 4), *((f"d{number}", 1, 4) for number in (2, 3, 4)),
+    ]  # fmt: skip
+    assert {(row["kind"], row["cause"], row["user_id"]) for row in rows} == {("pushed", "new", "NULL")}
+    assert {str(row["session_id"]) for row in rows} == {feed.owner.session_id for feed in feeds}
+    assert all(datetime.now(UTC) - row["at"] < timedelta(minutes=1) for row in rows)
+
+
+async def indexes(owner: asyncpg.Connection) -> dict[str, set[str]]:
+    """Of each partition, of which of the parent's indexes it has one that can be used."""
+    rows = await owner.fetch(
+        "SELECT c.relname AS name, array_agg(i.inhparent::regclass::text) FILTER (WHERE x.indisvalid) AS indexes"
+        " FROM pg_inherits AS p JOIN pg_class AS c ON c.oid = p.inhrelid"
+        " LEFT JOIN pg_index AS x ON x.indrelid = c.oid LEFT JOIN pg_inherits AS i ON i.inhrelid = x.indexrelid"
+        " WHERE p.inhparent = 'transition'::regclass GROUP BY 1"
+    )
+    return {row["name"]: set(row["indexes"] or ()) - {None} for row in rows}
+
+
+async def test_every_day_has_the_indexes(owner: asyncpg.Connection, relay: Pool) -> None:
+    both = {"transition_by_seq", "transition_by_user"}
+    before = await indexes(owner)
+    assert len(before) == DAYS_MADE_AHEAD + 2
+    assert set(map(frozenset, before.values())) == {frozenset(both)}
+    last = max(name for name in before if name != "transition_default")
+    await owner.execute(f"DROP TABLE {last}")
+    assert await Retention(relay, PERIODS).look()
+    assert await indexes(owner) == before
+    valid = "SELECT bool_and(indisvalid) FROM pg_index WHERE indrelid = 'transition'::regclass"
+    assert await owner.fetchval(valid)
+
+
 async def test_days_are_made_ahead_and_dropped_behind(owner: asyncpg.Connection, relay: Pool) -> None:
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     assert await days(owner) == [today + timedelta(days=n) for n in range(DAYS_MADE_AHEAD + 1)]
@@ -142,3 +241,53 @@ async def test_making_and_dropping_days_wait_for_nobody(
         await writer.close()
     assert await Retention(relay, PERIODS).look()
     assert len(await days(owner)) == DAYS_MADE_AHEAD + 1
+
+
+async def test_the_indexes_are_made_beside_those_who_write(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of every day that there is, over, present and to come; nobody waits for longer than a moment, nor does it."""
+    name = f"waybill_{secrets.token_hex(6)}"
+    server = await asyncpg.connect(stores.postgres_url)
+    url = urlunsplit(urlsplit(stores.postgres_url)._replace(path=f"/{name}"))
+    before = tmp_path / "before"
+    before.mkdir()
+    for file in migrate.FOLDER.glob("*.sql"):
+        if file.name[:4] <= "0014":
+            shutil.copy(file, before)
+    await server.execute(f"CREATE DATABASE {name}")
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(migrate, "FOLDER", before)
+            await migrate.migrate_async(url, role_password=ROLE_PASSWORD)
+        owner = await asyncpg.connect(url)
+        await owner.execute(
+            "CREATE TABLE old PARTITION OF transition FOR VALUES FROM ('2020-02-01 00:00+0') TO ('2020-02-02 00:00+0');"
+            " UPDATE outbox_shard SET cursor_id = shard + 7"
+        )
+        longest, rows, done = 0.0, 0, asyncio.Event()
+
+        async def write() -> None:
+            nonlocal longest, rows
+            async with open_pool(Database(name, url).url("gateway"), size=1, name="tests") as pool:
+                while not done.is_set():
+                    began = time.monotonic()
+                    await pool.execute("INSERT INTO transition (service, kind, cause) VALUES ('s', 'k', 'c')")
+                    longest, rows = max(longest, time.monotonic() - began), rows + 1
+
+        writing = asyncio.create_task(write())
+        await until(lambda: rows > 50, timeout=20, what="rows")
+        await migrate.migrate_async(url, role_password=ROLE_PASSWORD)
+        done.set()
+        await writing
+        found = await indexes(owner)
+        assert len(found) == DAYS_MADE_AHEAD + 3
+        assert set(map(frozenset, found.values())) == {frozenset({"transition_by_seq", "transition_by_user"})}
+        assert await owner.fetchval("SELECT count(*) FROM transition") == rows
+        assert longest < 3.0
+        cursors = await owner.fetch("SELECT shard, cursor_id, sent_id FROM outbox_journal ORDER BY shard")
+        assert [tuple(row) for row in cursors] == [(shard, shard + 7, shard + 7) for shard in range(64)]
+        await owner.close()
+    finally:
+        await server.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        await server.close()

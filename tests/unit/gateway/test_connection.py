@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from services.gateway import connection as connection_module
-from services.gateway import requests
+from services.gateway import asking, group_receipts, requests
 from services.gateway.acks import Device, Mark
-from services.gateway.answers import Committed, Created
+from services.gateway.answers import Committed, Created, OwnSettings
 from services.gateway.close import Close
 from services.gateway.limits import Limits, Patience, Rate
 from services.gateway.metrics import IGNORED_ACKS, RESENDS
 from services.gateway.wire import ready
+from shared.contracts import frames
 from shared.errors import NotFoundError, UnavailableError
+from shared.readers import Reader, Readers
 from tests.lone_gateway import House, Wire
 from tests.timelines import Row
 
@@ -347,9 +348,8 @@ class TestReceipts:
             self._tell(house, "bob", seq)
         self._tell(house, "cyd", 1)
         self._tell(house, "ann", 3)
-        wire.handler.release()
         assert self._read(wire)[1:] == [("ann", 3)]
-        house.forward(1.1)
+        house.forward(0.0)
         assert self._read(wire)[2:] == [("bob", 3), ("cyd", 1)]
         self._tell(house, "bob", 9)
         house.forward(0.9)
@@ -360,6 +360,55 @@ class TestReceipts:
         self._tell(house, "bob", 10)
         house.forward(2.0)
         assert len(wire.of("receipt")) == 5
+
+    @pytest.mark.promise("protocol.3.watch")
+    async def test_many_who_begin_to_watch_share_a_read_and_nobody_gets_one_of_before(self, house: House) -> None:
+        marks = house.store.of[C].marks
+        marks["bob"] = (1, 1, 0)
+        users = [f"u{number}" for number in range(20)]
+        for user_id in [*users, "late"]:
+            house.store.of[C].add(user_id)
+        wires = [await house.open(user_id) for user_id in [*users, "late"]]
+        goes_on = asyncio.Event()
+        house.store.lasts["marks_so_far"].append(goes_on)
+        watch = {"t": "watch", "conversation_id": C, "on": True}
+        wires[0].say(watch)
+        await house.until(lambda: "marks_so_far" in house.store.asked, "the first read")
+        marks["bob"] = (2, 2, 0)
+        for wire in wires[1:-1]:
+            wire.say(watch)
+        house.store.of[C].remove("late")  # of which this gateway has not heard
+        wires[-1].say(watch)
+        await house.until(lambda: wires[-1].paused, "the last frame")
+        goes_on.set()
+        await house.quiet()
+        assert house.store.asked.count("marks_so_far") == 2
+        assert [self._read(wire) for wire in wires] == [[("bob", 1)], *[[("bob", 2)]] * 19, []]
+
+    async def test_of_so_many_members_and_not_of_oneself(self, house: House, wire: Wire) -> None:
+        of = house.store.of[C]
+        of.marks["ann"] = (1, 1, 0)
+        for number in range(600):
+            of.marks[f"u{number:03}"] = (1, 1, 0)
+        wire.say({"t": "watch", "conversation_id": C, "on": True})
+        await house.quiet()
+        assert [user for user, _ in self._read(wire)] == [f"u{number:03}" for number in range(500)]
+        of.add("zoe")
+        wire = await house.open("zoe", cursors={C: 3})
+        wire.say({"t": "watch", "conversation_id": C, "on": True})
+        await house.quiet()
+        assert [user for user, _ in self._read(wire)] == ["ann", *(f"u{number:03}" for number in range(499))]
+
+    async def test_without_postgres_each_is_told_and_the_next_reads_again(self, house: House, wire: Wire) -> None:
+        house.store.of[C].marks["bob"] = (2, 1, 0)
+        for error in (UnavailableError("away"), ZeroDivisionError("a fault")):
+            house.store.fails["marks_so_far"].append(error)
+            wire.say({"t": "watch", "conversation_id": C, "on": True})
+            await house.quiet()
+        assert [frame["code"] for frame in wire.of("error")] == ["unavailable"] * 2
+        wire.say({"t": "watch", "conversation_id": C, "on": True})
+        await house.quiet()
+        assert (self._read(wire), wire.closed) == ([("bob", 1)], None)
 
     @pytest.mark.promise("I12")
     async def test_what_is_held_for_who_is_removed_meanwhile_is_dropped(self, house: House, wire: Wire) -> None:
@@ -390,17 +439,69 @@ class TestReceipts:
         await house.quiet()
         assert wire.types[-2:] == ["conversation", "receipt"]
 
-    async def test_more_than_are_held_end_the_session(
-        self, house: House, wire: Wire, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(connection_module, "_MOST_HELD", 2)
+    async def test_what_is_held_is_bounded_by_the_conversations(self, house: House, wire: Wire) -> None:
         wire.congested = True
         feed = wire.handler.session.feeds[C]
-        for user_id in ("bob", "cyd"):
-            wire.handler.receipt(feed, user_id, ready(b"{}"))
+        for number in range(5_000):
+            wire.handler.receipt(feed, f"u{number}", ready(b"{}"))
+            wire.handler.receipt(feed, "ann", ready(b'{"t":"receipt","n":%d}' % number))
         assert wire.closed is None
-        wire.handler.receipt(feed, "dan", ready(b"{}"))
-        assert wire.closed == (4408, "too slow")
+        assert wire.handler._held is not None
+        assert len(wire.handler._held) == 2
+        wire.drain()
+        assert [frame["n"] for frame in wire.of("receipt")] == [4_999]
+
+    @pytest.mark.promise("I12")
+    @pytest.mark.parametrize("member", [True, False])
+    async def test_the_marks_so_far_come_after_the_conversation_frame(
+        self, house: House, wire: Wire, *, member: bool
+    ) -> None:
+        if not member:
+            house.store.of[C].remove("ann")
+        feed = wire.handler.session.feeds[C]
+        wire.handler.session.reload(feed)
+        feed.watching = True
+        before = len(wire.frames)
+        wire.handler.so_far(feed, ready(b'{"t":"receipt","user_id":"bob","read_seq":1}'))
+        assert len(wire.frames) == before
+        wire.handler.load(C)
+        await house.quiet()
+        told = [frame["t"] for frame in wire.frames[before:]]
+        assert told == (["conversation", "receipt"] if member else ["conversation", "event"])
+
+    @pytest.mark.promise("protocol.6.receipts")
+    async def test_who_has_a_seq(self, house: House, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[Any] = []
+
+        async def readers(_: Any, conversation_id: str, user_id: str, /, **more: Any) -> Readers:
+            asked.append((conversation_id, user_id, more))
+            if len(asked) == 2:
+                raise NotFoundError("no such event", field="seq")
+            return Readers(conversation_id, 3, 2, 2, 1, [Reader("bob", 3, 3, 0)], "bob")
+
+        monkeypatch.setattr(group_receipts, "readers", readers)
+        ask = {"t": "receipts", "rid": "7", "conversation_id": C.upper(), "seq": 3}
+        wire.say(ask, {**ask, "rid": "8", "state": "unread", "after": "bob", "limit": 5}, {**ask, "state": "seen"})
+        await house.quiet()
+        assert asked == [
+            (C, "ann", {"seq": 3, "state": "read", "after": None, "limit": 100}),
+            (C, "ann", {"seq": 3, "state": "unread", "after": "bob", "limit": 5}),
+        ]
+        assert wire.of("receipts") == [
+            {
+                "t": "receipts",
+                "rid": "7",
+                "conversation_id": C,
+                "seq": 3,
+                "members": 2,
+                "delivered": 2,
+                "read": 1,
+                "users": [{"user_id": "bob", "delivered_seq": 3, "read_seq": 3, "read_version": 0}],
+                "next": "bob",
+            }
+        ]
+        errors = [(frame["rid"], frame["code"], frame["field"]) for frame in wire.of("error")]
+        assert errors == [("8", "not_found", "seq"), ("7", "bad_request", "state")]
 
 
 class TestFrames:
@@ -481,13 +582,13 @@ class TestFrames:
             raise NotFoundError("none such", field="conversation_id")
 
         monkeypatch.setattr(requests, "page", page)
-        monkeypatch.setattr(requests, "_TURN_S", 0.01)
+        monkeypatch.setattr(asking, "_TURN_S", 0.01)
         wires = [await house.open(device_id=f"d{n}", cursors={C: 3}) for n in range(4)]
         pull, watch = {"t": "pull", "rid": "1", "conversation_id": C, "after": 0}, {"t": "watch", "conversation_id": C}
         for wire, frame in zip(wires, (pull, pull, {**watch, "on": True}, {"t": "token", "token": "ann"}), strict=True):
             wire.say(frame)
         await house.until(lambda: wires[2].of("error") and wires[3].of("error"), "the answers")
-        assert (under_way, {"receipts_of", "of_user"} & set(house.store.asked)) == (2, set())
+        assert (under_way, {"marks_so_far", "of_user"} & set(house.store.asked)) == (2, set())
         assert [wire.of("error")[0]["code"] for wire in wires[2:]] == ["unavailable"] * 2
         assert wires[2].of("error")[0]["retry_after_ms"] > 0
         goes_on.set()
@@ -614,7 +715,8 @@ class TestSends:
     @pytest.mark.promise("protocol.3.send")
     async def test_they_are_answered_as_ingest_does(self, house: House, wire: Wire) -> None:
         wire.say(self._send("1"), self._send("2"))
-        (_, _, first), (_, _, second) = house.sends.of("submit")
+        (user, device, _, first), (*_, second) = house.sends.of("submit")
+        assert (user, device) == (wire.handler.user_id, wire.handler.device_id)
         second(UnavailableError("away", retry_after_ms=5))
         first(Committed("e", 4, "now", duplicate=False))
         assert [(frame["t"], frame["rid"]) for frame in wire.frames[-2:]] == [("error", "2"), ("sent", "1")]
@@ -635,7 +737,7 @@ class TestSends:
         wire = await house.open()
         wire.say(*[self._send(str(number)) for number in range(4)])
         assert (len(house.sends.of("submit")), wire.paused) == (2, True)
-        house.sends.of("submit")[0][2](Committed("e", 4, "now", duplicate=False))
+        house.sends.of("submit")[0][-1](Committed("e", 4, "now", duplicate=False))
         await house.quiet()
         assert (len(house.sends.of("submit")), wire.paused) == (3, True)
 
@@ -645,13 +747,13 @@ class TestSends:
         wire.say(*[{**self._send(str(number)), "body": {"x": "y" * 42}} for number in range(4)])
         submitted = house.sends.of("submit")
         assert (len(submitted), wire.paused) == (2, True)
-        submitted[0][2](UnavailableError("away"))
+        submitted[0][-1](UnavailableError("away"))
         await house.quiet()
         assert (len(house.sends.of("submit")), wire.paused) == (3, True)
         for one in house.sends.of("submit")[1:]:
-            one[2](UnavailableError("away"))
+            one[-1](UnavailableError("away"))
         await house.quiet()
-        house.sends.of("submit")[3][2](UnavailableError("away"))
+        house.sends.of("submit")[3][-1](UnavailableError("away"))
         assert (len(wire.of("error")), wire.paused, wire.handler._send_bytes) == (4, False, 0)
 
     async def test_what_waits_holds_no_more_than_its_body(self, house: House, wire: Wire) -> None:
@@ -667,8 +769,29 @@ class TestSends:
     async def test_an_answer_after_the_end_is_dropped(self, house: House, wire: Wire) -> None:
         wire.say(self._send("1"))
         wire.handler.gone(1006)
-        house.sends.of("submit")[0][2](Committed("e", 4, "now", duplicate=False))
+        house.sends.of("submit")[0][-1](Committed("e", 4, "now", duplicate=False))
         assert wire.of("sent") == []
+
+    @pytest.mark.promise("protocol.3.settings")
+    async def test_own_settings_are_answered_as_ingest_tells_them(
+        self, house: House, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[tuple[Any, ...]] = []
+
+        async def set_settings(user_id: str, device_id: str, frame: frames.Settings) -> OwnSettings:
+            asked.append((user_id, device_id, frame.muted, frame.muted_until, frame.archived))
+            if frame.archived:
+                raise NotFoundError("no such conversation", field="conversation_id")
+            return OwnSettings(OTHER, True, None, False)
+
+        monkeypatch.setattr(house.sends, "set_settings", set_settings, raising=False)
+        wire.say({"t": "settings", "rid": "1", "conversation_id": OTHER, "muted": True})
+        wire.say({"t": "settings", "rid": "2", "conversation_id": OTHER, "archived": True})
+        await house.until(lambda: len(wire.of("error")) == 1, "both answers")
+        assert asked == [("ann", "phone", True, None, None), ("ann", "phone", None, None, True)]
+        told = {"t": "settings", "rid": "1", "conversation_id": OTHER}
+        assert wire.of("settings") == [{**told, "muted": True, "muted_until": None, "archived": False}]
+        assert (wire.of("error")[0]["rid"], wire.of("error")[0]["code"]) == ("2", "not_found")
 
     @pytest.mark.promise("protocol.3.create")
     async def test_who_creates_follows_at_once(self, house: House, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -687,7 +810,7 @@ class TestSlowness:
     async def test_who_does_not_read_what_it_asked_for_gets_no_more_of_it(
         self, house: House, wire: Wire, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(connection_module, "_DRAINED_S", 0.01)
+        monkeypatch.setattr("services.gateway.connection._DRAINED_S", 0.01)
         wire.congested = True
         wire.say({"t": "pull", "rid": "1", "conversation_id": C, "after": 0})
         await house.until(lambda: wire.closed, "the end")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from services.gateway import greeting as first_frames
 from services.gateway import hello as greeting
 from shared.contracts import decode as decoding
 from shared.errors import UnavailableError
@@ -50,6 +51,23 @@ class TestOrder:
         assert wire.of("welcome")[0]["limits"]["window"] == 256
         assert wire.of("listed")[0]["count"] == 2
         assert wire.most == house.settings.gateway_frame_bytes
+
+    @pytest.mark.promise("protocol.3.listed_totals")
+    async def test_what_is_unread_in_all_is_told_where_all_is_listed(self, house: House) -> None:
+        for name, head in (("a", 3), ("b", 5), ("c", 9)):
+            house.store.make(name, "ann", head=head)
+        house.store.of["c"].settings["ann"] = ("", True)
+        first = await house.open(cursors={})
+        [told] = first.of("listed")
+        assert (told["unread"], told["muted_unread"]) == (8, 9)
+        house.store.of["a"].write()
+        second = await house.open(device_id="pad", since=told["since"])
+        assert second.of("listed")[0].keys() == {"t", "count", "since"}
+        for of in house.store.of.values():
+            of.write()
+        third = await house.open(device_id="tv", since=told["since"])
+        assert (third.of("listed")[0]["unread"], third.of("listed")[0]["count"]) == (11, 3)
+        assert (await house.open("nobody")).of("listed")[0]["unread"] == 0
 
     @pytest.mark.promise("protocol.3.hello", "protocol.3.hello_cursors")
     @pytest.mark.parametrize("query", ["changed_since", "list_conversations"])
@@ -134,7 +152,7 @@ class TestTogether:
         assert (ann.closed, bob.closed) == ((4500, "a fault of the server"), None)
 
     async def test_those_that_take_nothing_hold_nobody_up(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(greeting, "_CHUNK", 1)
+        monkeypatch.setattr(first_frames, "_CHUNK", 1)
         for name in "abc":
             house.store.make(name, "ann", "bob", "cyd", "dan", head=2)
         slow = [hello(house, user_id) for user_id in ("ann", "bob", "cyd")]

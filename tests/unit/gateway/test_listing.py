@@ -59,7 +59,26 @@ class TestFrame:
             "read_version": 2,
             "unread": 1,
             "updated_at": "2026-01-02T03:04:05.000006Z",
+            "muted": False,
+            "archived": False,
         }
+
+    @pytest.mark.promise("protocol.3.conversation_frame")
+    @pytest.mark.parametrize("reset", [True, False])
+    @pytest.mark.parametrize(
+        ("until", "archived", "told"),
+        [
+            (None, True, {"muted": False, "archived": True}),
+            ("", False, {"muted": True, "archived": False}),
+            ("2026-12-01T08:00:00.000000Z", True, {"muted": True, "muted_until": "2026-12-01T08:00:00.000000Z"}),
+        ],
+    )
+    def test_the_users_own_settings(self, until: str | None, archived: bool, told: dict[str, Any], reset: bool) -> None:
+        listed = replace(LISTED, muted_until=until, archived=archived)
+        assert listed.muted == told["muted"]
+        assert json.loads(listed.frame(4, reset=reset)) == {
+            **json.loads(LISTED.frame(4, reset=reset)), "archived": archived, **told
+        }  # fmt: skip
 
     @pytest.mark.promise("protocol.3.reset")
     def test_that_the_client_has_to_begin_anew(self) -> None:

@@ -23,7 +23,7 @@ ID = "00000000-0000-4000-8000-000000000000"
 def pending(number: int, size: int = 2) -> Pending:
     body = msgspec.Raw(b"{" + b" " * (size - 2) + b"}")
     send = Send(rid=str(number), conversation_id=ID, client_msg_id="m", body=body)
-    return Pending("ann", send, lambda _: None, 0.0)
+    return Pending("ann", "phone", send, lambda _: None, 0.0)
 
 
 def numbers(run: list[Pending]) -> list[int]:
@@ -137,7 +137,7 @@ def errors() -> float:
 
 
 def submitted(sends: Sends, answer: Callable[[Outcome], None], size: int = 2, number: int = 0) -> None:
-    sends.submit("ann", pending(number, size).send, answer)
+    sends.submit("ann", "phone", pending(number, size).send, answer)
 
 
 async def test_bytes_are_held_until_they_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ choice: a read sees the store as it was when it began, whatever happens before i
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from services.gateway.events import entry
 from services.gateway.fanout import Fanout
 from services.gateway.listing import Listed, Marks
 from services.gateway.loading import LATER, Begin, loaded
+from services.gateway.pushed import Pushes
 from services.gateway.session import Session
 from services.gateway.turns import Need, Own, Turns
 from services.gateway.wire import ready
@@ -89,13 +91,14 @@ class Device:
 
     user_id = US
     device_id = "phone"
-    session_id = "s"
     number = 1
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.store = machine.store
-        self.session = Session(US, window=WINDOW, resend_s=RESEND_S, resends=10_000)
+        self.session = Session(US, window=WINDOW, resend_s=RESEND_S, resends=10_000, pushes=machine.pushes)
+        self.session_id = f"session-{len(machine.first)}"
+        self.first = machine.first.setdefault(self.session_id, set())
         self.parts = SimpleNamespace(transitions=SimpleNamespace(note=lambda *_, **__: None))
         self.congested = False
         self.ended = False
@@ -132,6 +135,7 @@ class Device:
         assert target is None or target in visible or frame["body"] is None, f"{seq} of {name} shows what is hidden"
         self.last[name] = seq
         self.received.add((name, seq))
+        self.first.add((name, seq))
         self.unacked.add((name, seq))
 
     def handed_out(self) -> None:
@@ -161,6 +165,9 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
+        self.pushes = Pushes()
+        self.first: dict[str, set[tuple[str, int]]] = {}
+        self.logged: dict[str, set[tuple[str, int]]] = defaultdict(set)
         self.store: dict[str, Timeline] = {}
         self.fanout = Fanout(ring=4, clock=lambda: self.now)
         self.turns = Turns(self.fanout, page=PAGE)
@@ -414,6 +421,21 @@ class Machine(RuleBasedStateMachine):
                 return
         raise AssertionError("the shells never come to rest")
 
+    @rule(most=st.sampled_from([1, 3, 1_000]), lost=st.booleans())
+    def pushes_are_logged(self, most: int, *, lost: bool) -> None:
+        """Each once, whether or not the log had to be asked twice."""
+        taken = self.pushes.take(most)
+        if lost:
+            self.pushes.put_back(taken)
+            return
+        for one in taken:
+            assert (one.user_id, one.device_id) == (US, "phone")
+            assert 0.0 <= one.at <= self.now
+            seqs = {(one.conversation_id, seq) for seq in range(one.first, one.last + 1)}
+            assert seqs, one
+            assert not seqs & self.logged[one.session_id], f"{one} is logged twice"
+            self.logged[one.session_id] |= seqs
+
     # What has to be true.
 
     @invariant()
@@ -456,6 +478,9 @@ class Machine(RuleBasedStateMachine):
             wanted = {(name, seq) for seq in timeline.visible.up_to(timeline.head).seqs() if seq > self.start[name]}
             assert wanted <= self.device.received
             assert self.device.session.feeds[name].position == timeline.head, name
+        self.pushes_are_logged(1_000_000, lost=False)
+        assert {name: seqs for name, seqs in self.first.items() if seqs} == self.logged
+        assert not len(self.pushes)
 
 
 TestSession = pytest.mark.promise("I6", "I7", "protocol.3.window")(Machine.TestCase)

@@ -1,7 +1,8 @@
 """The socket and the Kafka topics as an AsyncAPI 3.0 document, from the contracts' models.
 
-Schemas are of JSON Schema draft 7, as AsyncAPI's own are. They say what the models say, but for two things that draft 7
-cannot say: that a range of an `ack` ends no lower than it begins, and that an integer is written without a fraction.
+Schemas are of JSON Schema draft 7, as AsyncAPI's own are. They say what the models say, but for three things that draft
+7 cannot say: that a range of an `ack` ends no lower than it begins, that a time is one of the calendar, and that an
+integer is written without a fraction.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ ANSWERS: dict[str, tuple[str, ...]] = {
     "Read": ("Receipt",),
     "Unread": ("Receipt",),
     "Pull": ("Page", "Error"),
+    "ReceiptsRequest": ("ReceiptsPage", "Error"),
+    "SettingsRequest": ("Settings", "Error"),
     "Watch": ("Receipt",),
     "TypingRequest": (),
     "PresenceRequest": ("PresenceNotice",),

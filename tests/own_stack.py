@@ -11,6 +11,9 @@ BROKER_SETTINGS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     # Whoever comes may do all, but for what an entry forbids.
     "allow.everyone.if.no.acl.found": "true",
+    # What is too old goes at once.
+    "log.retention.check.interval.ms": "1000",
+    "log.initial.task.delay.ms": "1000",
 }
 
 

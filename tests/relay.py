@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Self
 
 from shared.kafka import producer
@@ -54,7 +55,8 @@ class Line:
         return rows
 
     async def again(self, rows: Collection[asyncpg.Record], *, backwards: bool = False) -> None:
-        """Publish these rows."""
+        """Publish these rows, of each partition in order."""
+        waiting = []
         for row in sorted(rows, key=lambda row: row["id"], reverse=backwards):
             more = row["headers"]
             headers = {
@@ -68,15 +70,23 @@ class Line:
                 "seq": str(row["id"] if row["seq"] is None else row["seq"]),
                 **dict(zip(more[::2], more[1::2], strict=True)),
             }
-            await self.raw(row["topic"], row["conversation_id"], row["payload"], row["shard"], headers)
+            record = (row["topic"], row["conversation_id"], row["payload"], row["shard"], headers)
+            waiting.append(await self._send(*record))
+        await asyncio.gather(*waiting)
 
     async def raw(self, topic: str, key: str, value: bytes, partition: int, headers: dict[str, str]) -> None:
         """Write one record as it is given."""
+        await (await self._send(topic, key, value, partition, headers))
+
+    async def _send(
+        self, topic: str, key: str, value: bytes, partition: int, headers: dict[str, str]
+    ) -> asyncio.Future[object]:
         assert self._producer is not None
-        await self._producer.send_and_wait(
+        sent: asyncio.Future[object] = await self._producer.send(
             f"{self._prefix}.{topic}",
             value,
             key=key.encode(),
             partition=partition,
             headers=[(name, text.encode()) for name, text in headers.items()],
         )
+        return sent

@@ -46,6 +46,8 @@ async def test_a_device_without_a_store_gets_everything(home: House, gateway: Ga
         "read_version": 0,
         "unread": 3,
         "updated_at": client.got[1]["updated_at"],
+        "muted": False,
+        "archived": False,
     }
     assert client.all("listed")[0]["count"] == 1
     await client.has(group, 1, 2, 3, 4, 5)

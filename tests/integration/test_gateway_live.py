@@ -206,6 +206,15 @@ async def test_a_record_that_cannot_be_read_stops_nothing(home: House, gateway: 
     await client.has(group, 1, 2)
     assert metric("waybill_bad_records_total", topic=home.topics.events) == bad + 4
 
+    async def on_the_desk() -> bool:
+        letters = "SELECT origin, payload FROM dead_letter WHERE conversation_id = $1 ORDER BY origin_offset"
+        found = await home.owner.fetch(letters, group)
+        return [tuple(row) for row in found] == [
+            ("events.v1", value) for value in (b"junk", b'{"t":"event"}', b'{"t":"event"}', b'{"t":"x"}')
+        ]
+
+    await until(on_the_desk, timeout=20, what="letters of what cannot be read")
+
 
 @pytest.mark.promise("protocol.7.dead", "protocol.9.kafka")
 async def test_garbage_of_no_conversation_is_kept_and_a_false_head_holds_nobody(home: House, gateway: Gateway) -> None:

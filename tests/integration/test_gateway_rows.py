@@ -97,7 +97,7 @@ async def test_what_is_listed_is_what_each_device_sees(home: Rows, pool: Pool) -
     assert frame == {
         "t": "conversation", "conversation_id": group, "kind": "group", "title": 'a "title" – ü', "role": "admin",
         "head": 9, "visible": [[1, None]], "cursor": 4, "delivered_seq": 4, "read_seq": 3, "read_version": 0,
-        "unread": 3, "updated_at": ann_group.updated_at,
+        "unread": 3, "updated_at": ann_group.updated_at, "muted": False, "archived": False,
     }  # fmt: skip
     assert msgspec.json.decode(ben_group.frame(4, reset=True))["reset"] is True
     assert msgspec.json.decode(ben_group.frame(4))["visible"] == [[1, 7]]

@@ -160,7 +160,7 @@ async def test_readyz_fails_without_the_schema_and_without_room(database: Databa
         await owner.execute(f"SELECT setval('outbox_id_seq', {last - 2**20})")
         assert "more ids only" in (await failing())["postgres"]
         assert await ingest.metric("waybill_outbox_ids_left") == 2**20 - 1
-        await owner.execute("SELECT setval('outbox_id_seq', 100); DROP FUNCTION create_conversation")
+        await owner.execute("SELECT setval('outbox_id_seq', 100); DROP FUNCTION start_conversation")
         assert await failing() == {"postgres": "the schema is not the one that this version needs"}
 
 

@@ -16,6 +16,34 @@ FOR_THE_DESK = (
     "SELECT resume_shard(1::smallint)",
 )
 
+BURIED = "'{1}', '{1}', '{a}', '{a}', NULL, '{x}')"
+FOR_CONSUMERS = {
+    "receipts": (
+        f"SELECT bury_records('acks.v1', 'c', {BURIED}",
+        "SELECT claim_letters('acks.v1', 'o', '1 s', 1)",
+        "SELECT settle_claimed('receipts', 'acks.v1', 'o', '1 s', 1, 1, NULL)",
+    ),
+    "gateway": (f"SELECT bury_stream_records('events.v1', 'c', {BURIED}",),
+}
+FOR_NOBODY = (
+    f"SELECT keep_records('receipts', 'acks.v1', 'c', {BURIED}",
+    "SELECT FROM letter_lease",
+    "INSERT INTO dead_letter_attempt VALUES (1, 1, now(), NULL, 'x')",
+)
+
+FOR_WHO_ERASES = {
+    "relay": (
+        "SELECT expire_bodies(1, 1, '1 s')",
+        "SELECT erasures_to_vacuum('1 s')",
+        "SELECT erasures_vacuumed('1', now())",
+        "VACUUM event",
+    ),
+    "ingest": (
+        "INSERT INTO erasure (conversation_id, from_seq, to_seq, events, cause) VALUES (NULL, 1, 1, 1, 'delete')",
+    ),
+    "console": ("SELECT set_retention(NULL, '1 day', false, 'x')",),
+}
+
 FOR_THE_GATEWAY = "SELECT open_sessions('{a}', '{p}', '{00000000-0000-0000-0000-000000000000}', 'g', '{1}', '{j}')"
 
 FORBIDDEN = {
@@ -27,12 +55,16 @@ FORBIDDEN = {
         "UPDATE conversation SET shard = 1",
         "UPDATE conversation SET creator_id = 'x'",
         "DELETE FROM member",
+        "UPDATE member SET muted = true",
+        "SELECT FROM event_count",
+        "INSERT INTO event_count VALUES (gen_random_uuid(), '', 0, 1)",
         "SELECT FROM outbox",
         "UPDATE outbox SET seq = 1",
         "DELETE FROM outbox",
         "SELECT setval('outbox_id_seq', 1)",
         "UPDATE outbox_shard SET epoch = 1",
-        "SELECT FROM receipt",
+        "SELECT delivered FROM receipt",
+        "UPDATE receipt SET read_seq = 9",
         "SELECT FROM device_cursor",
         "UPDATE store SET incarnation = gen_random_uuid()",
     ),
@@ -55,12 +87,24 @@ FORBIDDEN = {
         "SELECT rewind_shard(1::smallint, 1, 'x')",
         "SELECT resume_shard(1::smallint)",
         "SELECT FROM event",
+        "UPDATE event SET body = NULL",
+        "TRUNCATE event",
+        "DELETE FROM erasure",
+        "SELECT FROM retention_policy",
         "SELECT FROM member",
         "SELECT FROM receipt",
+        "UPDATE outbox_journal SET cursor_id = 1",
+        "SELECT write_journal('{1}', 1)",
+        "SELECT FROM transition",
     ),
     "gateway": (
         "UPDATE event SET body = NULL",
         "UPDATE member SET role = 'admin'",
+        "UPDATE member SET muted = true",
+        "UPDATE event_count SET amount = 1",
+        "SELECT close_late(gen_random_uuid(), 1)",
+        "SELECT unread_in_all('a')",
+        "SELECT set_settings(gen_random_uuid(), 'a', true, NULL, NULL, NULL, NULL)",
         "UPDATE receipt SET read_seq = 1",
         "DELETE FROM device_cursor",
         "SELECT FROM ack_offset",
@@ -79,6 +123,7 @@ FORBIDDEN = {
         "SELECT FROM transition",
         "DELETE FROM transition",
         "SELECT drop_transition_partition('1 s')",
+        "SELECT journal_outbox('x', '{1}', '{1}', 1)",
         "UPDATE store SET incarnation = gen_random_uuid()",
     ),
     "receipts": (
@@ -94,6 +139,9 @@ FORBIDDEN = {
     ),
     "console": (
         "DELETE FROM event",
+        "INSERT INTO retention_policy (age, set_by) VALUES ('1 day', 'x')",
+        "DELETE FROM erasure",
+        "SELECT erase_copies('{}')",
         "UPDATE outbox_shard SET epoch = 1",
         "UPDATE receipt SET read_seq = 1",
         "DELETE FROM outbox_delivery",
@@ -120,6 +168,8 @@ FORBIDDEN = {
         "DELETE FROM revocation",
         "INSERT INTO transition (service, kind, cause) VALUES ('c', 'k', 'c')",
         "UPDATE device_session SET number = 1",
+        "UPDATE outbox_journal SET cursor_id = 1",
+        "SELECT skip_journal('1 s')",
     ),
 }
 
@@ -128,10 +178,13 @@ FORBIDDEN = {
 async def test_what_a_role_may_not_do(database: Database, role: str) -> None:
     connection = await asyncpg.connect(database.url(role))
     desk = () if role in ("relay", "console") else FOR_THE_DESK
+    others = [statement for owner, some in FOR_CONSUMERS.items() if owner != role for statement in some]
     gate = () if role == "gateway" else (FOR_THE_GATEWAY,)
+    # Without the privilege a vacuum is passed over with a warning.
+    others += [one for owner, some in FOR_WHO_ERASES.items() if owner != role for one in some if "VACUUM" not in one]
     try:
         ddl = "CREATE TABLE other (a int)", "DROP TABLE event", "TRUNCATE outbox"
-        for statement in (*FORBIDDEN[role], *desk, *gate, *ddl):
+        for statement in (*FORBIDDEN[role], *desk, *gate, *others, *FOR_NOBODY, *ddl):
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
                 await connection.execute(statement)
         is_ordinary = (
@@ -153,6 +206,36 @@ async def test_a_writer_that_hangs_is_ended(database: Database, role: str, most_
             limit = await connection.fetchval("SELECT setting::int FROM pg_settings WHERE name = $1", name)
             assert 0 < limit <= most_ms, name
     finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize("role", FOR_CONSUMERS)
+async def test_a_consumer_puts_on_the_desk_what_it_read(database: Database, role: str) -> None:
+    connection = await asyncpg.connect(database.url(role))
+    try:
+        for statement in FOR_CONSUMERS[role]:
+            await connection.fetch(statement)
+    finally:
+        await connection.close()
+
+
+async def test_who_erases_may_do_that_and_no_more(database: Database) -> None:
+    for role in ("relay", "console"):
+        connection = await asyncpg.connect(database.url(role))
+        for statement in FOR_WHO_ERASES[role]:
+            await connection.execute(statement)
+        await connection.close()
+
+
+async def test_nobody_forges_a_letter_of_another(database: Database) -> None:
+    for role, function, origin in (
+        ("receipts", "bury_records", "outbox"),
+        ("gateway", "bury_stream_records", "outbox"),
+        ("gateway", "bury_stream_records", "acks.v1"),
+    ):
+        connection = await asyncpg.connect(database.url(role))
+        with pytest.raises(asyncpg.RaiseError):
+            await connection.execute(f"SELECT {function}('{origin}', 'c', {BURIED}")
         await connection.close()
 
 

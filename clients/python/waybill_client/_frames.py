@@ -27,8 +27,9 @@ class Event:
     """One entry of a conversation's timeline.
 
     ``type`` is ``message``, ``edit``, ``recall``, ``delete``, ``member``, ``conversation`` or ``system``.
-    ``body`` is the parsed JSON object, or None once recalled or deleted. ``created_at`` is the server's RFC 3339
-    time. ``edited_by``, ``recalled_by``, ``deleted_by`` are seqs of the newest change that ``body`` already shows.
+    ``body`` is the parsed JSON object, or None once recalled, deleted or erased by age (``expired``). ``created_at`` is
+    the server's RFC 3339 time. ``edited_by``, ``recalled_by``, ``deleted_by`` are seqs of the newest change that
+    ``body`` already shows.
     """
 
     conversation_id: str
@@ -43,6 +44,7 @@ class Event:
     edited_by: int | None = None
     recalled_by: int | None = None
     deleted_by: int | None = None
+    expired: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,7 @@ def read_event(frame: Mapping[str, Any]) -> Event:
             frame.get("edited_by"),
             frame.get("recalled_by"),
             frame.get("deleted_by"),
+            frame.get("expired") is True,
         )
     except KeyError as missing:
         raise BadFrame(f"event without {missing}", field=str(missing.args[0])) from None

@@ -54,6 +54,24 @@ FROM_CLIENT: dict[str, list[dict[str, Any]]] = {
         {"t": "pull", "rid": "1", "conversation_id": ID, "after": 0, "limit": 5},
         {"t": "pull", "rid": "1", "conversation_id": ID, "before": 9, "after": None},
     ],
+    "ReceiptsRequest": [
+        {"t": "receipts", "rid": "1", "conversation_id": ID, "seq": 5},
+        {
+            "t": "receipts",
+            "rid": "1",
+            "conversation_id": ID.upper(),
+            "seq": 5,
+            "state": "unread",
+            "after": "ann",
+            "limit": 500,
+        },
+    ],
+    "SettingsRequest": [
+        {"t": "settings", "rid": "1", "conversation_id": ID, "muted": True},
+        {"t": "settings", "rid": "1", "conversation_id": ID.upper(), "muted": False, "archived": True},
+        {"t": "settings", "rid": "1", "conversation_id": ID, "archived": False, "muted_until": None},
+        {"t": "settings", "rid": "1", "conversation_id": ID, "muted": True, "muted_until": "2026-12-01T08:00:00+01:00"},
+    ],
     "Watch": [{"t": "watch", "conversation_id": ID, "on": False}],
     "TypingRequest": [{"t": "typing", "conversation_id": ID}],
     "PresenceRequest": [{"t": "presence", "users": []}, {"t": "presence", "users": ["ann", "bob"]}],
@@ -102,11 +120,16 @@ TO_CLIENT: dict[str, list[dict[str, Any]]] = {
             "read_version": 0,
             "unread": 9,
             "updated_at": NOW,
-            **reset,
+            "muted": False,
+            "archived": False,
+            **more,
         }
-        for reset in ({}, {"reset": True})
+        for more in ({}, {"reset": True}, {"muted": True, "archived": True}, {"muted": True, "muted_until": NOW})
     ],
-    "Listed": [{"t": "listed", "count": 0, "since": "s"}],
+    "Listed": [
+        {"t": "listed", "count": 0, "since": "s"},
+        {"t": "listed", "count": 2, "since": "s", "unread": 5, "muted_unread": 0},
+    ],
     "Event": [
         {"t": "event", **_EVENT},
         {
@@ -137,6 +160,27 @@ TO_CLIENT: dict[str, list[dict[str, Any]]] = {
         {"t": "page", "rid": "1", "conversation_id": ID, "events": [_EVENT], "next": 1, "head": 9, "complete": False}
     ],
     "Receipt": [_RECEIPT],
+    "ReceiptsPage": [
+        {
+            "t": "receipts",
+            "rid": "1",
+            "conversation_id": ID,
+            "seq": 5,
+            "members": 2,
+            "delivered": 2,
+            "read": 1,
+            "users": users,
+            "next": last,
+        }
+        for users, last in (
+            ([], None),
+            ([{"user_id": "ann", "delivered_seq": 5, "read_seq": 6, "read_version": 1}], "ann"),
+        )
+    ],
+    "Settings": [
+        {"t": "settings", "rid": "1", "conversation_id": ID, "muted": True, "muted_until": until, "archived": False}
+        for until in (None, NOW)
+    ],
     "TypingNotice": [{"t": "typing", "conversation_id": ID, "user_id": "ann", "for_ms": 5000}],
     "PresenceNotice": [
         {"t": "presence", "user_id": "ann", "online": True, "since": NOW},
@@ -165,6 +209,7 @@ RECORDS: dict[str, list[dict[str, Any]]] = {
     "ReceiptRecord": [
         {**_RECEIPT, "kind": "read", "cause": "read"},
         {**_RECEIPT, "kind": "unread", "cause": "refused:stale", "device_id": "phone"},
+        {**_RECEIPT, "kind": "settings", "cause": "set"},
     ],
     "AckRecord": [
         {**_ACK, "kind": "delivered", "ranges": [[1, 5]]},
@@ -178,10 +223,11 @@ RECORDS: dict[str, list[dict[str, Any]]] = {
         {
             **_HEADERS,
             "ce_source": "/waybill/receipts",
-            "ce_type": "waybill.receipt.read",
+            "ce_type": f"waybill.receipt.{kind}",
             "user_id": "ann",
-            "kind": "read",
+            "kind": kind,
         }
+        for kind in ("read", "settings")
     ],
     "DeadHeaders": [
         {"dead_source": "waybill.acks.v1/3", "dead_offset": "0", "dead_error": "not JSON", "dead_attempts": "1"}

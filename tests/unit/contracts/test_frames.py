@@ -12,6 +12,7 @@ from shared.errors import BadRequestError
 
 GROUP = "0b9a1f4e-55a8-4c1e-9d5a-6f2f3f0f8b11"
 EVENT = "0198c2a4-0000-7000-8000-00000000000a"
+MOMENT, BEFORE_ALL = "2026-12-01T08:00:00Z", "0001-01-01T00:00:00+09:00"
 DEEP = "[" * 10_000 + "]" * 10_000
 
 
@@ -34,6 +35,12 @@ GOOD: list[tuple[str, type[frames.Frame]]] = [
     (frame("unread", conversation_id=GROUP, seq=0, version=1), frames.Unread),
     (frame("pull", rid="", conversation_id=GROUP, after=0), frames.Pull),
     (frame("pull", rid="r" * 64, conversation_id=GROUP, before=1, limit=500), frames.Pull),
+    (frame("settings", rid="r", conversation_id=GROUP, muted=True), frames.Settings),
+    (
+        frame("settings", rid="r", conversation_id=GROUP, muted=True, muted_until="2026-12-01T08:00:00Z"),
+        frames.Settings,
+    ),
+    (frame("settings", rid="r", conversation_id=GROUP, archived=False, muted=None), frames.Settings),
     (frame("watch", conversation_id=GROUP, on=False), frames.Watch),
     (frame("typing", conversation_id=GROUP.upper()), frames.Typing),
     (frame("presence", users=[]), frames.Presence),
@@ -98,6 +105,14 @@ BAD: dict[str, tuple[str, str]] = {
     "watch without on": (frame("watch", conversation_id=GROUP), "on"),
     "on is a number": (frame("watch", conversation_id=GROUP, on=1), "on"),
     "on is null": (frame("watch", conversation_id=GROUP, on=None), "on"),
+    "settings without rid": (frame("settings", conversation_id=GROUP, muted=True), "rid"),
+    "settings of no UUID": (frame("settings", rid="r", conversation_id="x", muted=True), "conversation_id"),
+    "muted a number": (frame("settings", rid="r", conversation_id=GROUP, muted=1), "muted"),
+    "archived a string": (frame("settings", rid="r", conversation_id=GROUP, archived="yes"), "archived"),
+    "a time without a zone": (
+        frame("settings", rid="r", conversation_id=GROUP, muted=True, muted_until="2026-12-01T08:00:00"),
+        "muted_until",
+    ),
     "typing nowhere": (frame("typing"), "conversation_id"),
     "typing of no UUID": (frame("typing", conversation_id="x"), "conversation_id"),
     "presence of nobody named": (frame("presence"), "users"),
@@ -132,6 +147,15 @@ def test_bad_frames(text: str, field: str) -> None:
         (frame("ack", conversation_id=GROUP, ranges=[[1, 2], [5, 4]]), "ranges.1"),
         (frame("pull", rid="r", conversation_id=GROUP), "after"),
         (frame("pull", rid="r", conversation_id=GROUP, after=1, before=5), "after"),
+        (frame("settings", rid="r", conversation_id=GROUP), "muted"),
+        (frame("settings", rid="r", conversation_id=GROUP, muted_until="2026-12-01T08:00:00Z"), "muted"),
+        (frame("settings", rid="r", conversation_id=GROUP, archived=True, muted_until=MOMENT), "muted_until"),
+        (frame("settings", rid="r", conversation_id=GROUP, muted=False, muted_until=MOMENT), "muted_until"),
+        (
+            frame("settings", rid="r", conversation_id=GROUP, muted=True, muted_until="2026-02-30T08:00:00Z"),
+            "muted_until",
+        ),
+        (frame("settings", rid="r", conversation_id=GROUP, muted=True, muted_until=BEFORE_ALL), "muted_until"),
         (frame("hello", device_id="a", cursors={GROUP: -1}), f"cursors.{GROUP}"),
         (frame("hello", device_id="a", cursors={GROUP: [1]}), f"cursors.{GROUP}"),
         (frame("hello", device_id="a", cursors={GROUP: [1, EVENT, 3]}), f"cursors.{GROUP}"),

@@ -24,6 +24,7 @@ VALUES = st.one_of(
     st.sampled_from(
         ["", "a", "a b", "x" * 64, "x" * 65, CONVERSATION, CONVERSATION.lower(), CONVERSATION + "\n", "message"]
     ),
+    st.sampled_from(["2026-12-01T08:00:00.5+01:00", "2026-02-30T08:00:00Z", "0001-01-01T00:00:00+09:00", "2026-12-01"]),
     st.sampled_from(["edit", "direct", "group", "all", "full", "live", "member", "a\n"]),
     st.lists(st.lists(st.integers(-1, 9), max_size=3), max_size=3),
     st.lists(st.sampled_from(["ann", "b b", "c"]), max_size=3),
@@ -45,6 +46,13 @@ GOOD: dict[str, dict[str, Any]] = {
     "read": {"conversation_id": CONVERSATION, "seq": 1, "version": 0},
     "unread": {"conversation_id": CONVERSATION, "seq": 0, "version": 1},
     "pull": {"rid": "1", "conversation_id": CONVERSATION, "after": 0, "limit": 5},
+    "settings": {
+        "rid": "1",
+        "conversation_id": CONVERSATION,
+        "muted": True,
+        "muted_until": "2026-12-01T08:00:00Z",
+        "archived": True,
+    },
     "watch": {"conversation_id": CONVERSATION, "on": True},
     "typing": {"conversation_id": CONVERSATION},
     "presence": {"users": ["ann"]},

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from services.gateway import clock, connection, hello, loading, requests
 from services.gateway.catchup import CatchUp
-from services.gateway.connection import Connection, Parts
+from services.gateway.connection import Connection
 from services.gateway.events import EVENT_TYPE
 from services.gateway.fanout import Fanout
 from services.gateway.group_receipts import SoFar
 from services.gateway.hello import Greeter
 from services.gateway.loading import Loader
 from services.gateway.opening import Opened
+from services.gateway.parts import Parts
 from services.gateway.pushed import Pushes
 from services.gateway.settings import GatewaySettings
 from shared.auth import Claims

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,46 +16,23 @@ import msgspec
 from services.gateway import hello, noting, requests
 from services.gateway.acks import Device
 from services.gateway.close import Close
-from services.gateway.metrics import CLIENT_ERRORS, DROPPED, IGNORED_ACKS, RESENDS, SESSIONS_ENDED
+from services.gateway.held import OTHERS, OWN, PEER, Held
+from services.gateway.metrics import CLIENT_ERRORS, DROPPED, IGNORED_ACKS, SESSIONS_ENDED
 from services.gateway.session import Session
+from services.gateway.ticking import EXPIRING_S, NEVER, tick
 from services.gateway.wire import ready
-from shared.auth import LEEWAY_S
-from shared.errors import UnavailableError, WaybillError
 from shared.logging import logger
-from shared.ranges import RangeSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from services.gateway.acks import Acks
-    from services.gateway.catchup import CatchUp
-    from services.gateway.clock import Clock
-    from services.gateway.fanout import Fanout
     from services.gateway.feed import Feed
-    from services.gateway.group_receipts import SoFar
-    from services.gateway.hello import Greeter
     from services.gateway.limits import Rates
-    from services.gateway.loading import Loader
-    from services.gateway.sends import Sends
-    from services.gateway.session import Resend
-    from services.gateway.settings import GatewaySettings
-    from services.gateway.social import Social
-    from services.gateway.transitions import Transitions
+    from services.gateway.parts import Parts
     from services.gateway.wire import Wire
-    from shared.auth import Claims, Verifier
-    from shared.postgres import Pool
+    from shared.auth import Claims
+    from shared.errors import WaybillError
     from shared.ranges import Pair
-
-_EXPIRING_S = 60.0
-_WELCOME_S = 0.1
-"""`welcome` comes before `expiring`: so long until that is tried again."""
-
-_MISSED_PINGS = 2
-_CONGESTED_S = 0.25
-"""How long a resend that cannot be written is put off."""
-
-_OWN, _PEER, _OTHERS = range(3)
-"""Whose marks wait: the newest of each is held, and so three at most of a conversation."""
 
 _MOST_COUNTED = 1_000_000
 """Most ignored seqs that one frame counts for: a range may end at 2⁶³."""
@@ -67,37 +43,10 @@ _MOST_WAITING = 2 * 1024 * 1024
 _DRAINED_S = 30.0
 """A client that asked for something, or is listed, and takes nothing for so long is closed."""
 
-_NEVER = float("inf")
 _NOBODY = Session("", window=1, resend_s=1.0, resends=0)
 """Of a connection that has not said `hello`."""
 
 _encode = msgspec.json.Encoder().encode
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What every connection of this gateway shares.
-
-    ``asking``: held by each read of Postgres that a client's frame asks for, so that they leave a share of the pool to
-    catch-up, to those who come, and to readiness. ``spawn`` starts a task that the gateway owns.
-    """
-
-    settings: GatewaySettings
-    pool: Pool
-    verifier: Verifier
-    fanout: Fanout
-    catch_up: CatchUp
-    asking: asyncio.Semaphore
-    acks: Acks
-    sends: Sends
-    clock: Clock
-    greeter: Greeter
-    loader: Loader
-    social: Social
-    transitions: Transitions
-    so_far: SoFar
-    spawn: Callable[[Coroutine[None, None, None]], object]
-    sessions: set[Connection]
 
 
 class Connection:
@@ -106,21 +55,21 @@ class Connection:
     __slots__ = (
         "__weakref__",
         "_ended",
-        "_expiring_at",
-        "_held",
         "_loads",
-        "_next_ping",
-        "_next_refresh",
-        "_opened_at",
-        "_reads_again",
         "_send_bytes",
         "_sends_waiting",
         "_waits",
         "claims",
         "device_id",
+        "expiring_at",
+        "held",
+        "next_ping",
+        "next_refresh",
         "number",
+        "opened_at",
         "parts",
         "rates",
+        "reads_again",
         "scheduled",
         "session",
         "session_id",
@@ -143,18 +92,18 @@ class Connection:
         self.session = _NOBODY
         self.rates: Rates | None = None
         self.state = "opening"
-        self.scheduled = _NEVER
+        self.scheduled = NEVER
         self._ended = False
-        self._held: dict[tuple[str, int], bytes] | None = None
+        self.held: Held | None = None
         self._loads: dict[str, bool] | None = None
-        self._reads_again = False
+        self.reads_again = False
         self._sends_waiting = self._send_bytes = 0
         self._waits: list[Callable[[], None]] | None = None
         now = time.monotonic()
-        self._opened_at = now
-        self._next_ping = now + parts.settings.gateway_heartbeat_s
-        self._next_refresh = now + parts.settings.gateway_ack_refresh_s
-        self._expiring_at = _NEVER
+        self.opened_at = now
+        self.next_ping = now + parts.settings.gateway_heartbeat_s
+        self.next_refresh = now + parts.settings.gateway_ack_refresh_s
+        self.expiring_at = NEVER
         parts.sessions.add(self)
         parts.clock.at(self, now + parts.settings.gateway_hello_s)
 
@@ -180,7 +129,7 @@ class Connection:
         waits, self._waits = self._waits, None
         for wait in waits or ():
             wait()
-        if self.session is not _NOBODY:
+        if self.begun:
             self.wake()
 
     def gone(self, code: int) -> None:
@@ -234,40 +183,30 @@ class Connection:
         """Tell of the user's own marks, or of the peer's: once the `conversation` frame is out and there is room."""
         if feed.loading or self.wire.congested:
             # Which kind of conversation it is may not be known yet. Of a group, whose others are many, none is told.
-            self._hold(feed, _OWN if user_id == self.user_id else _PEER, frame)
+            self._hold(feed, OWN if user_id == self.user_id else PEER, frame)
         else:
             self.wire.write(frame)
 
     def so_far(self, feed: Feed, frames: bytes) -> None:
         """Tell a watcher of a group of the others' marks so far, once the `conversation` frame is out."""
         if feed.loading:
-            self._hold(feed, _OTHERS, frames)
+            self._hold(feed, OTHERS, frames)
         else:
             self.wire.write(frames)
 
     def _hold(self, feed: Feed, whose: int, frames: bytes) -> None:
-        if self._held is None:
-            self._held = {}
-        self._held[feed.conversation_id, whose] = frames
-        feed.wake()
+        if self.held is None:
+            self.held = Held()
+        self.held.keep(feed, whose, frames)
 
     def release(self) -> None:
         """Write the receipts that were held and may go out now."""
-        if self._held is None or self.wire.congested:
-            return
-        left: dict[tuple[str, int], bytes] = {}
-        frames: list[bytes] = []
-        for (conversation_id, whose), held in self._held.items():
-            feed = self.session.feeds.get(conversation_id)
-            if feed is None:
-                continue
-            if feed.loading:
-                left[conversation_id, whose] = held
-            elif whose == _OWN or (feed.direct if whose == _PEER else feed.watching and feed.member):
-                frames.append(held)
-        self._held = left or None
-        if frames:
-            self.wire.write(b"".join(frames))
+        if self.held is not None and not self.wire.congested:
+            frames = self.held.take(self.session.feeds)
+            if not self.held:
+                self.held = None
+            if frames:
+                self.wire.write(frames)
 
     def ack(self, feed: Feed, ranges: Sequence[Pair], head: int) -> None:
         """The device stores these: tell receipts, and use the room that this makes in the window."""
@@ -289,8 +228,8 @@ class Connection:
     def renew(self, claims: Claims) -> None:
         """The client brought a fresh token."""
         self.claims = claims
-        self._expiring_at = time.monotonic() + claims.expires_at - time.time() - _EXPIRING_S
-        self.parts.clock.at(self, self._expiring_at)
+        self.expiring_at = time.monotonic() + claims.expires_at - time.time() - EXPIRING_S
+        self.parts.clock.at(self, self.expiring_at)
 
     def sending(self, size: int) -> None:
         """A send with a body of ``size`` bytes waits for ingest; too much of it stops the reading of further frames."""
@@ -366,6 +305,11 @@ class Connection:
         """Whether the session is over."""
         return self._ended
 
+    @property
+    def begun(self) -> bool:
+        """Whether the client has said who it is."""
+        return self.session is not _NOBODY
+
     def end(self, close: Close) -> None:
         """End the session; the first reason counts."""
         if not self._ended:
@@ -383,13 +327,13 @@ class Connection:
         SESSIONS_ENDED.labels(str(code) if 1000 <= code < 5000 and code in _CODES else "other").inc()
         self.parts.sessions.discard(self)
         noting.ended(self, code)
-        if self.session is not _NOBODY:
+        if self.begun:
             for conversation_id, feed in self.session.feeds.items():
                 if not feed.direct:
                     self.parts.acks.hurry(Device(conversation_id, self.user_id, self.device_id))
             self.parts.fanout.unregister(self)
             self.parts.social.closed(self)
-        self._held = self._loads = None
+        self.held = self._loads = None
         waits, self._waits = self._waits, None
         for wait in waits or ():
             wait()
@@ -411,118 +355,11 @@ class Connection:
         self.wire.forget_headers()
         self.wire.limit(settings.gateway_frame_bytes)
         self.renew(claims)
-        self.parts.clock.at(self, self._next_ping)
+        self.parts.clock.at(self, self.next_ping)
 
     def tick(self, now: float) -> float:
         """Do what is due; returns when something is due again, in seconds of the monotonic clock."""
-        if self._ended:
-            return _NEVER
-        settings = self.parts.settings
-        if self.session is _NOBODY:
-            hello_due = self._opened_at + settings.gateway_hello_s
-            if now >= hello_due and self.state == "opening":
-                self.end(Close(4408, "no hello in time"))
-            return hello_due if now < hello_due else _NEVER
-        if now >= self._next_ping:
-            if self.wire.unanswered >= _MISSED_PINGS:
-                self.end(Close(4408, "no answer to pings"))
-                return _NEVER
-            self.wire.ping()
-            self._next_ping = now + settings.gateway_heartbeat_s
-        if now >= self._next_refresh:
-            for feed in self.session.feeds.values():
-                acked = feed.acked()
-                if acked:
-                    self.parts.acks.hold(Device(feed.conversation_id, self.user_id, self.device_id), acked)
-            self._next_refresh = now + settings.gateway_ack_refresh_s
-        if now >= self._expiring_at and not self._check_token(now):
-            return _NEVER
-        if now >= self.session.due and not self._resend(now):
-            return _NEVER
-        return min(self._next_ping, self._next_refresh, self._expiring_at, self.session.due)
-
-    def _check_token(self, now: float) -> bool:
-        """Say `expiring`, or end the session; False if it is ended."""
-        left = self.claims.expires_at - time.time() if self.claims else 0.0
-        if left <= -LEEWAY_S:
-            self.end(Close(4401, "the token has expired"))
-            return False
-        if left <= _EXPIRING_S and self.state == "listing":
-            self._expiring_at = now + _WELCOME_S
-        elif left <= _EXPIRING_S:
-            self.say({"t": "expiring", "in_s": max(0, int(left))})
-            self._expiring_at = now + max(0.02, left + LEEWAY_S)
-        else:
-            self._expiring_at = now + left - _EXPIRING_S
-        return True
-
-    def _resend(self, now: float) -> bool:
-        session = self.session
-        if session.overdue(now):
-            self.end(Close(4408, "no acks"))
-            return False
-        reads: list[Resend] = []
-        room = session.window
-        for resend in session.resends_due(now):
-            if not self.wire.congested and self._resend_from_ring(resend):
-                continue
-            count = resend.seqs.count()
-            if self.wire.congested or self._reads_again or (reads and count > room):
-                session.not_resent(resend, now, _CONGESTED_S)
-            else:
-                room -= count
-                reads.append(resend)
-        if reads:
-            self._reads_again = True
-            self.parts.spawn(self._resend_read(reads))
-        return True
-
-    def _resend_from_ring(self, resend: Resend) -> bool:
-        frames: list[bytes] = []
-        feed = resend.feed
-        for low, high in resend.seqs:
-            entries = feed.room.entries(low, high)
-            if entries is None or not all(entry.target == 0 or feed.may_see(entry.target) for entry in entries):
-                return False
-            frames += [entry.frame for entry in entries]
-        RESENDS.inc(len(frames))
-        self.wire.write(b"".join(frames))
-        noting.resent(self, feed.conversation_id, resend.seqs)
-        return True
-
-    async def _resend_read(self, resends: list[Resend]) -> None:
-        """One read for all feeds, and one at a time: what is due meanwhile is put off."""
-        wanted = [(resend.feed.conversation_id, list(resend.seqs.seqs())) for resend in resends]
-        try:
-            found = await self.parts.catch_up.at(self.user_id, wanted)
-        except UnavailableError:
-            self._not_resent(resends, self.parts.settings.gateway_resend_s)
-            return
-        except Exception:  # noqa: BLE001 - one session's fault is not the service's
-            logger(__name__).exception("events could not be read again")
-            self.broken()
-            return
-        finally:
-            self._reads_again = False
-        if self._ended:
-            return
-        if self.wire.congested:
-            self._not_resent(resends, _CONGESTED_S)
-            return
-        frames: list[bytes] = []
-        for resend in resends:
-            unacked = self.session.unacked(resend.feed)
-            some = [(seq, frame) for seq, frame in found[resend.feed.conversation_id] if seq in unacked]
-            frames += [frame for _, frame in some]
-            noting.resent(self, resend.feed.conversation_id, RangeSet((seq, seq) for seq, _ in some))
-        RESENDS.inc(len(frames))
-        self.wire.write(b"".join(frames))
-
-    def _not_resent(self, resends: list[Resend], again_s: float) -> None:
-        if not self._ended:
-            for resend in resends:
-                self.session.not_resent(resend, time.monotonic(), again_s)
-            self.handed_out()
+        return tick(self, now)
 
 
 _CODES = frozenset((1000, 1001, 1005, 1006, 1009, 1011, 4400, 4401, 4403, 4408, 4409, 4429, 4500, 4503))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from services.gateway.acks import Acks
 from services.gateway.catchup import CatchUp
 from services.gateway.clock import Clock
-from services.gateway.connection import Connection, Parts
+from services.gateway.connection import Connection
 from services.gateway.drain import Renewal, drain
 from services.gateway.fanout import Fanout
 from services.gateway.gauges import Gauges
@@ -25,6 +25,7 @@ from services.gateway.loading import Loader
 from services.gateway.metrics import GAP_EVENTS
 from services.gateway.opening import Opener
 from services.gateway.parent import Parent
+from services.gateway.parts import Parts
 from services.gateway.presence import Presence, Sharing
 from services.gateway.processes import supervise
 from services.gateway.sends import Sends

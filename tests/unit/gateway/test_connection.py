@@ -446,8 +446,8 @@ class TestReceipts:
             wire.handler.receipt(feed, f"u{number}", ready(b"{}"))
             wire.handler.receipt(feed, "ann", ready(b'{"t":"receipt","n":%d}' % number))
         assert wire.closed is None
-        assert wire.handler._held is not None
-        assert len(wire.handler._held) == 2
+        assert wire.handler.held is not None
+        assert len(wire.handler.held) == 2
         wire.drain()
         assert [frame["n"] for frame in wire.of("receipt")] == [4_999]
 

@@ -9,7 +9,7 @@ from collections import deque
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from services.gateway import clock, connection, hello, loading, requests
+from services.gateway import clock, connection, hello, loading, requests, resending, ticking
 from services.gateway.catchup import CatchUp
 from services.gateway.connection import Connection
 from services.gateway.events import EVENT_TYPE
@@ -185,7 +185,7 @@ class House:
 
     def __init__(self, patch: pytest.MonkeyPatch, **settings: Any) -> None:
         self.time = Time()
-        for module in (connection, requests):
+        for module in (connection, requests, resending, ticking):
             patch.setattr(module, "time", self.time)
         for module in (hello, loading):
             patch.setattr(module, "_GATHER_S", 0.0)

@@ -174,7 +174,6 @@ DECLARE
     v_upto bigint[];
     v_low bigint;
     v_high bigint;
-    v_first bigint;
     v_each int;
 BEGIN
     SELECT array_agg(j.shard), array_agg(j.cursor_id), array_agg(j.sent_id), array_agg(s.cursor_id), min(j.cursor_id),
@@ -188,8 +187,6 @@ BEGIN
         RETURN QUERY SELECT 0::bigint, false;
         RETURN;
     END IF;
-    -- A delivery may have begun in the partition before.
-    v_first := (v_low / outbox_partition_size() - 1) * outbox_partition_size();
 
     RETURN QUERY
     WITH part AS MATERIALIZED (
@@ -246,8 +243,9 @@ BEGIN
     ), counted AS MATERIALIZED (
         SELECT d.*, CASE WHEN d.from_id > d.begins THEN 0 ELSE
                    (SELECT count(*) FROM outbox AS o
+                    -- It may have begun any number of partitions before, after a long outage.
                     WHERE o.shard = d.shard AND o.id >= d.from_id AND o.id <= d.begins AND o.topic = d.topic
-                        AND o.id >= v_first AND o.id <= v_high)
+                        AND o.id <= v_high)
                    - (SELECT count(*) FROM outbox_parked AS p
                       WHERE p.shard = d.shard AND p.id >= d.from_id AND p.id <= d.begins AND p.topic = d.topic) END AS before
         FROM delivered AS d
@@ -550,7 +548,9 @@ BEGIN
         RAISE EXCEPTION 'the outbox of shard % begins at id %', p_shard, v_first;
     END IF;
     PERFORM FROM outbox_journal WHERE shard = p_shard FOR UPDATE;
-    PERFORM write_journal(ARRAY[p_shard], 20000);
+    FOR portion IN 1..40 LOOP  -- of at most 500 rows
+        EXIT WHEN NOT (SELECT w.more FROM write_journal(ARRAY[p_shard], 500) AS w);
+    END LOOP;
     UPDATE outbox_journal SET cursor_id = least(cursor_id, p_id - 1) WHERE shard = p_shard;
     INSERT INTO transition (service, kind, cause, detail)
     VALUES ('console', 'rewound', 'asked', json_build_object('shard', p_shard, 'id', p_id, 'was_at', v_cursor, 'who', p_who));
@@ -593,14 +593,29 @@ BEGIN
     RETURN NULL;
 END $$;
 REVOKE EXECUTE ON FUNCTION note_letter_action FROM PUBLIC;
-CREATE OR REPLACE TRIGGER note_action
-AFTER INSERT ON dead_letter_action REFERENCING NEW TABLE AS made
-FOR EACH STATEMENT EXECUTE FUNCTION note_letter_action();
 
 REVOKE EXECUTE ON FUNCTION write_journal, journal_outbox, skip_journal FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION journal_outbox, skip_journal TO waybill_relay;
 GRANT SELECT ON outbox_journal TO waybill_relay, waybill_console;
 
+COMMIT;
+
+BEGIN;
+DO $$
+BEGIN
+    PERFORM set_config('lock_timeout', '200ms', true);
+    FOR try IN 1..100 LOOP
+        BEGIN
+            CREATE OR REPLACE TRIGGER note_action
+            AFTER INSERT ON dead_letter_action REFERENCING NEW TABLE AS made
+            FOR EACH STATEMENT EXECUTE FUNCTION note_letter_action();
+            RETURN;
+        EXCEPTION WHEN lock_not_available THEN
+            PERFORM pg_sleep(0.2 * random());
+        END;
+    END LOOP;
+    RAISE lock_not_available USING MESSAGE = 'dead_letter_action is locked by somebody for long: migrate again later';
+END $$;
 COMMIT;
 
 -- migrate:down

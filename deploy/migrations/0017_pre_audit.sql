@@ -13,7 +13,7 @@ SET enable_hashjoin = off
 SET enable_mergejoin = off
 AS $$
     WITH asked AS MATERIALIZED (
-        SELECT i.ord, i.conversation_id, i.user_id, c.last_seq AS head, m.visible,
+        SELECT i.ord, i.conversation_id, i.user_id, c.last_seq AS head, m.visible, r.user_id IS NOT NULL AS has_marks,
                coalesce(r.delivered, '{}') AS delivered, coalesce(r.delivered_seq, 0) AS delivered_seq,
                coalesce(r.read_version, 0) AS read_version, coalesce(r.read_seq, 0) AS read_seq,
                CASE WHEN c.last_seq IS NOT NULL
@@ -47,6 +47,7 @@ AS $$
         SELECT a.ord, 'no_member' AS kind, NULL AS device_id, a.delivered::text AS found, NULL AS wanted
         FROM asked AS a
         WHERE a.valid IS NULL
+          AND (a.has_marks OR EXISTS (SELECT FROM held AS h WHERE h.ord = a.ord AND h.device_id IS NOT NULL))
         UNION ALL
         SELECT k.ord, 'beyond_head', h.device_id, (h.delivered * int8multirange(int8range(k.head, NULL, '()')))::text, NULL
         FROM known AS k JOIN held AS h ON h.ord = k.ord

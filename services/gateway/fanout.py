@@ -105,7 +105,8 @@ class Fanout:
             self.users.pop(follower.user_id, None)
 
     def tidy(self, now: float) -> None:
-        """Close rooms that nobody came back to. ``now``: as `time.monotonic` tells."""
+        """Close rooms that nobody came back to, and drop what is old. ``now``: as `time.monotonic` tells."""
+        self._rings.age(now)
         while self._idle:
             room, since = next(iter(self._idle.items()))
             if now - since < self._linger_s:

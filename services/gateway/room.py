@@ -71,6 +71,7 @@ class Room:
     """
 
     __slots__ = (
+        "_aged",
         "_base",
         "_events",
         "_fresh_from",
@@ -102,6 +103,7 @@ class Room:
         self.queued = False
         self.size = 0
         self.version = 0
+        self._aged = 0
         self._base = 1
         self._fresh_from = 1
         self._events: list[Entry] | None = None
@@ -202,8 +204,19 @@ class Room:
         while count < len(events) and self.size - dropped > most_bytes:
             dropped += len(events[count].frame) + _OVERHEAD
             count += 1
+        self._drop(events, count, dropped)
+
+    def age(self) -> None:
+        """Drop what was as high as the ring's end at the last call."""
+        events = self._events
+        count = 0 if events is None else max(0, min(len(events), self._aged + 1 - self._base))
+        self._aged = self.top
+        if events is not None and count:
+            self._drop(events, count, sum(len(one.frame) + _OVERHEAD for one in events[:count]))
+
+    def _drop(self, events: list[Entry], count: int, size: int) -> None:
         del events[:count]
-        self.size -= dropped
+        self.size -= size
         self._base += count
         self._runs = None
 

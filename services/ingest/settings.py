@@ -9,6 +9,9 @@ from pydantic import Field, HttpUrl, SecretStr, model_validator
 from shared.contracts.body import MAX_BYTES
 from shared.settings import AuthSettings, PostgresSettings, Settings
 
+_MOST_WINDOW_S = 100 * 365 * 86_400
+"""What lies further back than the store can name a time would fail every send."""
+
 
 class IngestSettings(Settings, PostgresSettings, AuthSettings):
     """What ingest needs to run."""
@@ -38,11 +41,15 @@ class IngestSettings(Settings, PostgresSettings, AuthSettings):
         36 * 1024 * 1024, ge=1024, description="Most bytes of an HTTP request's body: 500 events of the largest size."
     )
     ingest_edit_window_s: float | None = Field(
-        None, ge=0, description="For how many seconds a sender may edit a message; not set: for ever."
+        None,
+        ge=0,
+        le=_MOST_WINDOW_S,
+        description="For how many seconds a sender may edit a message; not set: for ever.",
     )
     ingest_recall_window_s: float | None = Field(
         None,
         ge=0,
+        le=_MOST_WINDOW_S,
         description="For how many seconds a sender may recall or delete a message; not set: for ever. A group's admins "
         "may at any time.",
     )

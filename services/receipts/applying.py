@@ -76,7 +76,7 @@ class Applier:
                 if _place(record) not in buried and not await self._bury(record, error, ours):
                     return False
             buried |= {_place(record) for record, _ in bad}
-            changes = fold((ack for _, ack in good), (_place(record) for record, _ in good))
+            changes = fold([ack for _, ack in good], [record for record, _ in good])
             try:
                 if not await self._commit(batch, cluster, changes, [BadRecord.of(*one) for one in bad], ours):
                     return False

@@ -47,19 +47,19 @@ def batches(
     """
     batch = Batch()
     for partition, records in fetched.items():
-        since = expected.get(partition)
+        since = begun = expected.get(partition)
         for record in records:
-            if since is None or record.offset < since:
+            if since is None or begun is None or record.offset < since:
                 raise PositionLostError(f"partition {partition}: expected {since}, got {record.offset}")
             batch.records.append(record)
             batch.size += len(record.value or b"") or 1
-            begun = batch.spans.get(partition)
-            since_upto = record.offset + 1
-            batch.spans[partition] = Span(since if begun is None else begun.since, since_upto)
-            since = since_upto
+            since = record.offset + 1
             if batch.size >= max_bytes:
+                batch.spans[partition] = Span(begun, since)
                 yield batch
-                batch = Batch()
+                batch, begun = Batch(), since
+        if since is not None and begun is not None and since > begun:
+            batch.spans[partition] = Span(begun, since)
     if batch.records:
         yield batch
 

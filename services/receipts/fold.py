@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import repeat
 from typing import TYPE_CHECKING
 
 from services.receipts.records import Delivered, Unread
 from shared.ranges import RangeSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from services.receipts.marks import MarkKind
     from services.receipts.records import Ack
-
-NOWHERE: Iterable[tuple[None, None]] = repeat((None, None))
-"""Acks that come from no record of the topic."""
+    from shared.kafka import Consumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +51,20 @@ class Changes:
     marks: list[Mark]
 
 
-def fold(acks: Iterable[Ack], places: Iterable[tuple[int | None, int | None]] = NOWHERE) -> Changes:
+def fold(acks: Iterable[Ack], records: Sequence[Consumed] | None = None) -> Changes:
     """What a batch comes to. A device's ranges are joined once for the whole batch: a union per ack would be square.
 
-    ``places``: partition and offset of each ack's record.
+    ``records``: of the acks, in their order, where they come from the topic.
     """
     pairs: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
     marks: list[Mark] = []
-    for ack, place in zip(acks, places, strict=False):
+    for at, ack in enumerate(acks):
         conversation_id = ack.conversation_id.lower()
         if isinstance(ack, Delivered):
             ranges = pairs.setdefault((conversation_id, ack.user_id, ack.device_id), [])
             ranges.extend(ack.ranges)
-        else:
-            kind: MarkKind = "unread" if isinstance(ack, Unread) else "read"
-            marks.append(Mark(conversation_id, ack.user_id, ack.device_id, kind, ack.version, ack.seq, *place))
+            continue
+        kind: MarkKind = "unread" if isinstance(ack, Unread) else "read"
+        place = (None, None) if records is None else (records[at].partition, records[at].offset)
+        marks.append(Mark(conversation_id, ack.user_id, ack.device_id, kind, ack.version, ack.seq, *place))
     return Changes([Held(*key, RangeSet(ranges)) for key, ranges in pairs.items()], marks)

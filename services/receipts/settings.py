@@ -11,9 +11,9 @@ class ReceiptsSettings(Settings, PostgresSettings, KafkaSettings):
     """What this process needs."""
 
     receipts_private_port: int = Field(9404, ge=0, le=65535, description="Port of health and metrics.")
-    receipts_batch_records: int = Field(2000, ge=1, le=20_000, description="Most acks that one transaction applies.")
+    receipts_batch_records: int = Field(4000, ge=1, le=20_000, description="Most acks that one transaction applies.")
     receipts_batch_bytes: int = Field(
-        512 * 1024,
+        1024 * 1024,
         ge=1024,
         le=16 * 1024 * 1024,
         description="About the most bytes of acks that one transaction applies.",

@@ -33,6 +33,9 @@ _VACUUM_S = 6.0
 """Below the role's own limit, so that the server is asked to stop and the connection lives."""
 
 _LOOK_EVERY_S = 60.0
+_STRETCH_S = 60.0
+"""Then the vacuum gets its turn, too: a first round through a large store takes days."""
+
 _PAUSE_S = 3_600.0
 """From the beginning of one round through all conversations to that of the next."""
 
@@ -46,12 +49,20 @@ class Erasing:
     """Looks once a minute. ``erase_within_s``: by when old versions of erased rows are gone."""
 
     def __init__(
-        self, pool: Pool, erase_within_s: float, *, look_every_s: float = _LOOK_EVERY_S, pause_s: float = _PAUSE_S
+        self,
+        pool: Pool,
+        erase_within_s: float,
+        *,
+        look_every_s: float = _LOOK_EVERY_S,
+        pause_s: float = _PAUSE_S,
+        stretch_s: float = _STRETCH_S,
     ) -> None:
         self._pool = pool
         self._vacuum_after_s = erase_within_s / _SHARE
         self._look_every_s = look_every_s
         self._pause_s = pause_s
+        self._stretch_s = stretch_s
+        self._is_more = False
 
     async def run(self) -> NoReturn:
         """Look until cancelled; with backoff while Postgres is away or somebody holds a lock."""
@@ -66,11 +77,17 @@ class Erasing:
                 await asyncio.sleep(backoff.next())
                 continue
             backoff.reset()
-            await asyncio.sleep(self._look_every_s)
+            if not self._is_more:
+                await asyncio.sleep(self._look_every_s)
 
     async def expire(self) -> int:
-        """Erase what is due; how many bodies. Rests as long as each step took. Raises what asyncpg raises."""
+        """Erase what is due, for a minute or so; how many bodies. Rests as long as each step took.
+
+        Raises what asyncpg raises.
+        """
         bodies = 0
+        self._is_more = False
+        until = monotonic() + self._stretch_s
         while True:
             begun = monotonic()
             async with asyncio.timeout(_STEP_S):
@@ -84,6 +101,9 @@ class Erasing:
             if not row["is_more"]:
                 return bodies
             await asyncio.sleep(monotonic() - begun)
+            if monotonic() >= until:
+                self._is_more = True
+                return bodies
 
     async def vacuum(self) -> bool:
         """Vacuum if an erasure waits for it; whether one was done. Cut short, it goes on at the next look."""

@@ -412,6 +412,9 @@ async def test_the_command_ends_with_0_only_if_nothing_is_left(module_database: 
         )
         assert clean == (0, "1 users' marks checked, 0 differences left\n", "")
         assert buckets == (0, "0 buckets checked, 0 differences left\n", "")
+        # Who has no marks has no wrong ones, member or not.
+        code, out, _ = await waybill("receipts", "--user", "nobody", "--conversation", id_, "--repair", url=url)
+        assert (code, out) == (0, "1 users' marks checked, 0 differences left\n")
         assert wrong == (1, "", "waybill: conversation: expected a UUID\n")
         assert misused[0] == 2
 

@@ -249,6 +249,36 @@ async def test_what_is_published_again_is_logged_again_and_what_was_sent_is_not(
     assert rewound["detail"] == {"shard": shard, "id": ids[2], "was_at": ids[3], "who": "eve"}
 
 
+async def test_a_delivery_over_many_partitions_is_placed_to_the_record_however_small_the_portions(
+    rows: Rows, shards: Shards, owner_db: asyncpg.Connection
+) -> None:
+    ann = user("ann")
+    group = await rows.group(ann)
+    shard = partition_of(group)
+    for _ in range(4):
+        await rows.messages(group, ann, 2)
+        await owner_db.execute("SELECT close_outbox_partition('0 s')")
+    await shards.publish(shard)
+    while await shards.journal(1).look():
+        pass
+    placed: dict[int, int] = {}
+    for row in await log(owner_db, "published"):
+        placed |= offsets_of(row)
+    assert placed == {seq: seq - 1 for seq in range(1, 10)}
+
+
+async def test_a_rewind_logs_first_what_it_makes_forgotten_however_much_that_is(
+    rows: Rows, shards: Shards, owner_db: asyncpg.Connection
+) -> None:
+    ann = user("ann")
+    group = await rows.group(ann)
+    shard = partition_of(group)
+    await rows.messages(group, ann, 1_299)
+    ids = await shards.publish(shard)
+    await owner_db.execute("SELECT rewind_shard($1, $2, 'eve')", shard, ids[0])
+    assert ranges(await log(owner_db, "published")) == [(group, 1, 500), (group, 501, 1_000), (group, 1_001, 1_300)]
+
+
 async def test_what_the_outbox_drops_is_passed_over_and_counted(
     rows: Rows, pool: Pool, shards: Shards, owner_db: asyncpg.Connection
 ) -> None:

@@ -154,6 +154,8 @@ class MemoryStore:
         """See ``Store``."""
         held = self._of(conversation_id)
         dropped = [held.events.pop(above) for above in sorted(held.events) if above > seq]
+        # Their seqs will be other events'.
+        held.edits = {target: [at for at in edits if at <= seq] for target, edits in held.edits.items()}
         again = [
             Outgoing(conversation_id, event.client_msg_id, event.type, _body_bytes(event), event.target_seq)
             for event in dropped
@@ -209,7 +211,14 @@ class MemoryStore:
         if event.type in changes.CHANGES and event.target_seq is not None:
             self._change(held, event, event.target_seq)
         if len(held.events) > self._max_events:
-            del held.events[next(iter(held.events))]
+            self._let_go(held, held.events.pop(next(iter(held.events))))
+
+    def _let_go(self, held: _Held, event: Event) -> None:
+        edits = held.edits.get(event.target_seq or 0, [])
+        if event.type == "edit" and event.seq in edits:
+            edits.remove(event.seq)
+            if not edits:
+                del held.edits[event.target_seq or 0]
 
     def _change(self, held: _Held, change: Event, target_seq: int) -> None:
         target = held.events.get(target_seq)

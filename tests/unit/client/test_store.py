@@ -65,6 +65,23 @@ async def test_a_rewind_turns_own_messages_back_to_sending() -> None:
     assert await store.event_id(CHAT, 2) is None
 
 
+async def test_a_delete_after_a_rewind_erases_nothing_of_what_has_the_seq_of_a_lost_edit() -> None:
+    store = MemoryStore()
+    await store.save([an(1), an(2, type="edit", target_seq=1, body={"text": "lost"})], [], {})
+    await store.rewind(CHAT, 1, ME)
+    await store.save([an(2, event_id="other"), an(3, type="delete", target_seq=1, body=None)], [], {})
+    assert [one.body is None for one in await store.events(CHAT, 0, 10)] == [True, False, True]
+
+
+async def test_edits_that_were_let_go_are_remembered_no_more() -> None:
+    store = MemoryStore(max_events=2)
+    edits = [an(seq, type="edit", target_seq=1, body={"text": str(seq)}) for seq in range(2, 9)]
+    await store.save([an(1), *edits], [], {})
+    assert store._held[CHAT].edits == {1: [7, 8]}
+    await store.save([an(9, type="delete", target_seq=1, body=None)], [], {})
+    assert [one.body for one in await store.events(CHAT, 0, 10)] == [None, None]
+
+
 async def test_a_sent_whose_seq_holds_another_event_is_not_done() -> None:
     store = MemoryStore()
     message = Outgoing(CHAT, "m", "message", b"{}")

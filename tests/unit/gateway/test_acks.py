@@ -119,6 +119,15 @@ class TestWaiting:
         waiting.take(10)
         waiting.mark(Mark(PHONE, "read", 3, 0))
 
+    def test_what_is_said_again_does_not_wait_twice_and_takes_nobodys_room(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(acks, "_MOST_OF_DEVICE", 2)
+        waiting = Waiting()
+        for seq in (1, 1, 2, 3):
+            waiting.mark_again(Mark(PHONE, "read", seq, 0))
+        assert ([mark.seq for mark in waiting.marks[PHONE]], len(waiting)) == ([1, 2], 2)
+
 
 DEVICES = st.builds(Device, st.sampled_from("abc"), st.just("ann"), st.sampled_from(["phone", "tablet"]))
 STEPS = st.one_of(

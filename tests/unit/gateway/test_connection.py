@@ -864,3 +864,39 @@ class TestEnd:
         house.forward(2.0)
         again = {device.conversation_id: list(ranges) for device, ranges in house.acks.of("hold")[told:]}
         assert again == {C: [(1, 4)], OTHER: [(1, 1)]}
+
+    @pytest.mark.promise("I10")
+    @pytest.mark.parametrize(
+        ("answer", "again"),
+        [
+            (None, [("unread", 1, 1)]),
+            ({"user_id": "bob", "read_version": 2, "read_seq": 3}, [("unread", 1, 1)]),
+            ({"user_id": "ann", "read_version": 0, "read_seq": 3}, [("unread", 1, 1)]),
+            ({"user_id": "ann", "read_version": 0, "read_seq": 3, "device_id": "tablet"}, [("unread", 1, 1)]),
+            ({"user_id": "ann", "read_version": 1, "read_seq": 1}, []),
+            ({"user_id": "ann", "read_version": 1, "read_seq": 2}, []),
+            ({"user_id": "ann", "read_version": 0, "read_seq": 0, "device_id": "phone"}, []),
+        ],
+    )
+    async def test_a_mark_that_nobody_answers_is_told_again(
+        self, house: House, wire: Wire, answer: dict[str, Any] | None, again: list[tuple[str, int, int]]
+    ) -> None:
+        """Only a receipt with this mark or a larger one answers it, or its refusal."""
+        house.forward(200.0)
+        for frame in ({"t": "read", "seq": 3}, {"t": "unread", "seq": 1, "version": 1}, {"t": "read", "seq": 2}):
+            wire.say({"conversation_id": C, **frame})
+        if answer is not None:
+            house.fanout.receipt(C, json.dumps({"t": "receipt", "conversation_id": C, **answer}).encode())
+        house.forward(101.0)
+        assert house.acks.of("mark_again") == [], "an answer has at least as long as it takes to ask again"
+        house.forward(300.0)
+        assert [(mark.kind, mark.version, mark.seq) for (mark,) in house.acks.of("mark_again")] == again
+
+    @pytest.mark.promise("I10")
+    async def test_a_mark_that_a_read_finds_is_answered(self, house: House, wire: Wire) -> None:
+        wire.say({"t": "read", "conversation_id": C, "seq": 3})
+        house.store.of[C].marks["ann"] = (3, 3, 0)
+        wire.handler.load(C)
+        await house.quiet()
+        house.forward(601.0)
+        assert house.acks.of("mark_again") == []

@@ -163,6 +163,23 @@ class TestMemory:
         feed = ann.session.feeds["a"]
         assert (feed.behind, ann.woken, feed.position) == (True, 1, 0)
 
+    def test_what_is_old_leaves_the_ring_since_its_body_may_have_been_erased_by_age(self) -> None:
+        clock = Clock()
+        fanout = Fanout(clock=clock)
+        ann = Follower("ann")
+        follow(fanout, ann, "a")
+        follow(fanout, ann, "b")
+        say(fanout, 1, 2, name="a")
+        say(fanout, 1, name="b")
+        fanout.tidy(clock())
+        clock.now += 301.0
+        say(fanout, 3, name="a")
+        fanout.tidy(clock())
+        assert {name: room.size for name, room in fanout.rooms.items()} == {"a": SIZE, "b": 0}
+        assert fanout.ring_bytes == SIZE
+        say(fanout, 2, name="b")
+        assert (fanout.ring_bytes, ann.seqs) == (2 * SIZE, [1, 2, 1, 3, 2])
+
     def test_the_only_ring_is_never_emptied(self) -> None:
         fanout = Fanout(rings_bytes=1)
         ann = Follower("ann")

@@ -222,6 +222,16 @@ class TestLoaded:
         assert reading.start == (9, True, False)
         assert not reading.feed.member
 
+    @pytest.mark.promise("I7", "protocol.9.visible")
+    def test_who_has_left_is_told_no_cursor_above_what_it_sees(self, reading: Reading) -> None:
+        """The feed passes over what follows. A client that did so, too, would lack it once it is added to all of it."""
+        reading.take(read(record=6))
+        reading.feed.position = 9
+        reading.connection.session.reload(reading.feed)
+        (frame,) = reading.take(read(visible=LEFT, head=6, record=6))
+        assert (frame["cursor"], frame["head"], frame["visible"]) == (6, 6, [[1, 6]])
+        assert reading.feed.position == 9
+
     @pytest.mark.promise("protocol.3.hello_since")
     def test_one_that_was_asleep_goes_on_above_the_head_of_then(self, reading: Reading) -> None:
         reading.feed.asleep = True

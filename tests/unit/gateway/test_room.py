@@ -276,6 +276,20 @@ class TestShortening:
         assert of.run(0) is run
         Room("c").shorten(0, 0)
 
+    def test_what_was_there_at_the_last_call_goes_with_the_next_one(self) -> None:
+        of = room(1, 2)
+        of.age()
+        assert held(of) == [1, 2]
+        of.came(made(3))
+        of.age()
+        assert (held(of), of.size, of.run(1), seqs(of.run(2))) == ([3], FRAME + 200, None, [3])
+        of.age()
+        assert (held(of), of.size, of.top) == ([], 0, 3)
+        assert of.came(made(4)) is Came.NEXT
+        of.fill([made(2), made(3)], 4)
+        assert held(of) == [2, 3, 4]
+        Room("c").age()
+
 
 class TestFeeds:
     def test_the_list_is_the_same_one_until_it_is_dropped(self) -> None:
@@ -294,6 +308,7 @@ STEPS = st.one_of(
     st.tuples(st.just("bring"), st.just(""), st.integers(0, 3)),
     st.tuples(st.just("fill"), st.just(""), st.integers(0, 8)),
     st.tuples(st.just("shorten"), st.just(""), st.integers(1, 6)),
+    st.tuples(st.just("age"), st.just(""), st.just(0)),
     st.tuples(st.just("forget"), st.just(""), st.just(0)),
 )
 
@@ -322,6 +337,8 @@ def test_what_is_fresh_is_what_a_read_would_find(steps: list[tuple[str, str, int
             of.fill([now(seq, len(store)) for seq in range(first, len(store) + 1)], len(store))
         elif kind == "shorten":
             of.shorten(number, 10**9)
+        elif kind == "age":
+            of.age()
         else:
             of.forget()
         for position in range(of.top):

@@ -32,6 +32,8 @@ def test_defaults(environment: pytest.MonkeyPatch) -> None:
         ("WAYBILL_DIGEST_KEY", "0123456789abcde"),
         ("WAYBILL_INGEST_LANES", "0"),
         ("WAYBILL_INGEST_QUEUE_ITEMS", "499"),
+        ("WAYBILL_INGEST_EDIT_WINDOW_S", "inf"),
+        ("WAYBILL_INGEST_RECALL_WINDOW_S", "1e12"),
         ("WAYBILL_MODERATION_URL", "not a url"),
         ("WAYBILL_MODERATION_WHEN_AWAY", "perhaps"),
         ("WAYBILL_POSTGRES_POOL", "4"),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import asyncpg
 
-from services.relay.erasing import _EXPIRE, _VACUUM, _VACUUMED, Erasing
+from services.relay.erasing import _EXPIRE, _TO_VACUUM, _VACUUM, _VACUUMED, Erasing
 from services.relay.metrics import BODIES_EXPIRED, RETENTION_PUT_OFF, UNVACUUMED
 from shared.metrics import LOOP_ERRORS
 from tests.waiting import until
@@ -85,3 +85,14 @@ async def test_the_loop_outlives_a_store_that_is_away() -> None:
         running.cancel()
         await asyncio.wait([running])
     assert LOOP_ERRORS.labels("erasing")._value.get() == before + 3
+
+
+async def test_a_round_that_takes_days_keeps_no_vacuum_waiting() -> None:
+    answers = Answers(expire=[{"conversations": 1, "bodies": 1, "is_more": True}], to_vacuum=[None])
+    endless = Erasing(cast("Pool", answers), 604_800.0, look_every_s=3_600.0, stretch_s=0.001)
+    running = asyncio.create_task(endless.run())
+    try:
+        await until(lambda: answers.asked.count(_TO_VACUUM) > 2, timeout=10, what="looks for what to vacuum")
+    finally:
+        running.cancel()
+        await asyncio.wait([running])

@@ -1,6 +1,7 @@
 """A stack whose servers a test may kill, freeze and stop."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -40,6 +41,13 @@ class OwnStack(Stack):
     def restart(self, name: str) -> None:
         super().restart(name)
         self._ending.discard(name)
+
+    def empty(self, name: str) -> None:
+        """Kill a server and take its data: it starts again with nothing, Kafka as another cluster."""
+        self._ending.add(name)
+        self._children[name].kill()
+        shutil.rmtree(self.state / name / "data")
+        self.restart(name)
 
     def mend(self) -> None:
         """Thaw what is frozen, start what is dead or about to be."""

@@ -97,6 +97,12 @@ class Waiting:
             raise UnavailableError("too many read marks wait", retry_after_ms=_RETRY_MS)
         self._add([mark])
 
+    def mark_again(self, mark: Mark) -> None:
+        """Add a proposal that was confirmed and never answered, unless it waits, or too many do."""
+        marks = self.marks.get(mark.device, ())
+        if self._marks < _MOST_MARKS and len(marks) < _MOST_OF_DEVICE and mark not in marks:
+            self._add([mark])
+
     def take(self, most: int) -> Waiting:
         """Take about ``most`` of them out, in order."""
         taken = Waiting()
@@ -187,6 +193,11 @@ class Acks:
     def mark(self, mark: Mark) -> None:
         """A device proposes a read mark. Raises `UnavailableError` if too many wait."""
         self._waiting.mark(mark)
+        self._some.set()
+
+    def mark_again(self, mark: Mark) -> None:
+        """It proposed this a while ago, and nobody has answered: Kafka may have lost what it had confirmed."""
+        self._waiting.mark_again(mark)
         self._some.set()
 
     async def run(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from shared.ranges import EMPTY, OPEN, RangeSet
 
@@ -33,6 +33,15 @@ class Sent:
         self.tries = 0
 
 
+class Proposed(NamedTuple):
+    """A read mark that the client has proposed, and when."""
+
+    version: int
+    seq: int
+    kind: Literal["read", "unread"]
+    at: float
+
+
 class Feed:
     """One conversation in one session.
 
@@ -44,7 +53,7 @@ class Feed:
     goes out at all, the client has to begin anew. ``early``: acks that came before the frame, of what a page or
     `sent` told. ``own``: only a read for this user can tell what comes next. ``unlogged``: the first seq that was
     pushed and is not in the log of state changes, pushed at ``unlogged_at``; 0: there is none. ``repeated``: what was
-    pushed before the feed went back.
+    pushed before the feed went back. ``proposed``: the largest read mark of the client that no receipt has answered.
     """
 
     __slots__ = (
@@ -64,6 +73,7 @@ class Feed:
         "own",
         "owner",
         "position",
+        "proposed",
         "read_version",
         "record",
         "repeated",
@@ -89,6 +99,7 @@ class Feed:
         self.as_of = 0
         self.position = self.start = self.low = 0
         self.read_version = 0
+        self.proposed: Proposed | None = None
         self.unlogged = 0
         self.unlogged_at = 0.0
         self.gaps = self.record = self.early = self.repeated = EMPTY
@@ -146,6 +157,17 @@ class Feed:
         return (
             (self.gaps | RangeSet([(self.start + 1, self.low)])) & self.visible if self.low > self.start else self.gaps
         )
+
+    def propose(self, mark: Proposed) -> None:
+        """The client has proposed this."""
+        if self.proposed is None or mark[:2] >= self.proposed[:2]:
+            self.proposed = mark
+
+    def marked(self, version: int, seq: int, *, refused: bool = False) -> None:
+        """The user's present mark; ``refused``: told since one of this client was not taken."""
+        self.read_version = max(self.read_version, version)
+        if self.proposed is not None and (refused or (version, seq) >= self.proposed[:2]):
+            self.proposed = None
 
     def see(self, visible: RangeSet) -> None:
         """The user may see this."""

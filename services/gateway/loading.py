@@ -91,7 +91,7 @@ def loaded(connection: Connection, feed: Feed, listed: Listed, begin: Begin = LA
     feed.asleep = False
     feed.direct = room.direct = listed.kind == "direct"
     feed.keeps_history = listed.keeps_history
-    feed.read_version = max(feed.read_version, listed.mine.read_version)
+    feed.marked(listed.mine.read_version, listed.mine.read_seq)
     session.known(feed, listed.as_of, listed.visible, listed.role)
     kind = None
     if fresh and not asleep:
@@ -101,7 +101,9 @@ def loaded(connection: Connection, feed: Feed, listed: Listed, begin: Begin = LA
     feed.fresh = False
     frames: list[bytes] = []
     if not fresh or listed.member or cursor < listed.head or kind in ("ahead_of_head", "reset"):
-        frames.append(ready(listed.frame(cursor, reset=kind == "reset")))
+        # Who has left may be added to all of it again: a client must not pass over what it cannot see now.
+        told = cursor if listed.member else min(cursor, listed.head)
+        frames.append(ready(listed.frame(told, reset=kind == "reset")))
         peer = listed.peer_frame()
         if peer is not None:
             frames.append(ready(peer))

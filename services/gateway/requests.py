@@ -15,6 +15,7 @@ from services.gateway import group_receipts, noting
 from services.gateway.acks import Device, Mark
 from services.gateway.asking import a_turn
 from services.gateway.close import Close
+from services.gateway.feed import Feed, Proposed
 from services.gateway.limits import KINDS
 from services.gateway.listing import list_conversations
 from services.gateway.loading import LATER
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
     from services.gateway.answers import Outcome
     from services.gateway.connection import Connection
-    from services.gateway.feed import Feed
 
 
 _RANGES_OF_A_FRAME = 100
@@ -253,6 +253,7 @@ def _propose(connection: Connection, feed: Feed, frame: frames.Read | frames.Unr
     device = Device(feed.conversation_id, connection.user_id, connection.device_id)
     kind: Literal["read", "unread"] = "read" if isinstance(frame, frames.Read) else "unread"
     connection.parts.acks.mark(Mark(device, kind, frame.seq, version))
+    feed.propose(Proposed(version, frame.seq, kind, time.monotonic()))
 
 
 async def _create(connection: Connection, frame: frames.Create) -> None:

@@ -70,7 +70,9 @@ class GatewaySettings(Settings, PostgresSettings, KafkaSettings, RedisSettings, 
     gateway_group_ack_ms: int = Field(
         1000, ge=0, le=60_000, description="The same in groups, where whoever watches hears of it once a second."
     )
-    gateway_ack_refresh_s: float = Field(300.0, gt=0, description="How often a session's acked ranges go out again.")
+    gateway_ack_refresh_s: float = Field(
+        300.0, gt=0, description="How often a session's acked ranges go out again, and read marks that have no answer."
+    )
     gateway_drain_s: float = Field(
         5.0, ge=0, le=300, description="On SIGTERM, the time over which sessions are told to come back elsewhere."
     )

@@ -26,6 +26,7 @@ _DIRECT = 8
 class _Receipt(msgspec.Struct, frozen=True):
     user_id: str
     read_version: int
+    read_seq: int = 0
     device_id: str | None = None
     kind: str = ""
 
@@ -58,7 +59,8 @@ class Telling:
         for follower in list(own or ()):
             feed = room.feeds.get(follower)
             if feed is not None and receipt.device_id in (None, follower.device_id):
-                feed.read_version = max(feed.read_version, receipt.read_version)
+                refused = receipt.device_id is not None
+                feed.marked(receipt.read_version, receipt.read_seq, refused=refused)
                 self._tell(feed, receipt.user_id, frame)
         if receipt.device_id is not None:
             return

@@ -1,17 +1,18 @@
-"""What comes with time: the wait for `hello`, pings, acks that go out again, the end of a token, resends."""
+"""What comes with time: the wait for `hello`, pings, acks and marks that go out again, the end of a token, resends."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from services.gateway.acks import Device
+from services.gateway.acks import Device, Mark
 from services.gateway.close import Close
 from services.gateway.resending import resend
 from shared.auth import LEEWAY_S
 
 if TYPE_CHECKING:
     from services.gateway.connection import Connection
+    from services.gateway.feed import Feed
 
 EXPIRING_S = 60.0
 """So long before its end a token is said to expire."""
@@ -42,16 +43,23 @@ def tick(connection: Connection, now: float) -> float:
         connection.next_ping = now + settings.gateway_heartbeat_s
     if now >= connection.next_refresh:
         for feed in session.feeds.values():
-            acked = feed.acked()
-            if acked:
-                device = Device(feed.conversation_id, connection.user_id, connection.device_id)
-                connection.parts.acks.hold(device, acked)
+            _say_again(connection, feed, now - settings.gateway_ack_refresh_s)
         connection.next_refresh = now + settings.gateway_ack_refresh_s
     if now >= connection.expiring_at and not _check_token(connection, now):
         return NEVER
     if now >= session.due and not resend(connection, now):
         return NEVER
     return min(connection.next_ping, connection.next_refresh, connection.expiring_at, session.due)
+
+
+def _say_again(connection: Connection, feed: Feed, before: float) -> None:
+    """What Kafka may have lost: all that was acked, and a mark that was proposed before then and has no answer."""
+    acked, proposed = feed.acked(), feed.proposed
+    device = Device(feed.conversation_id, connection.user_id, connection.device_id)
+    if acked:
+        connection.parts.acks.hold(device, acked)
+    if proposed is not None and proposed.at <= before:
+        connection.parts.acks.mark_again(Mark(device, proposed.kind, proposed.seq, proposed.version))
 
 
 def _check_token(connection: Connection, now: float) -> bool:

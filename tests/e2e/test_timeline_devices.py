@@ -7,119 +7,37 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections import defaultdict
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
-from waybill_client import Event, MemoryStore, Timing
 
 from deploy.local.running import Running, running
 from shared.ranges import OPEN, RangeSet
-from tests.apps import App, displayed, hold, opened, read, talk
+from tests.apps import displayed, hold, opened, read, talk
+from tests.devices import Device, newest, shape
 from tests.doors import HOST, Door, door
 from tests.waiting import lasting, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from waybill_client import Saved
+    from waybill_client import Event
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.long(60)]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.long(40)]
 
 SETTINGS = {"WAYBILL_GATEWAY_PROCESSES": "2", "WAYBILL_GATEWAY_SWEEP_S": "300"}
-CHANGES = ("edit", "recall", "delete")
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with running(tmp_path_factory.mktemp("stack"), environment=SETTINGS) as made:
         yield made
-
-
-class Look(NamedTuple):
-    """How an event looks on a device once the event ``came`` is stored. ``newest``: the last change that it shows."""
-
-    came: int
-    newest: int
-    body: Any
-
-
-class Kept(MemoryStore):
-    """Notes how an event looks after each event that is or changes it, by conversation and seq."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.looks: dict[tuple[str, int], list[Look]] = defaultdict(list)
-
-    async def save(self, events: Sequence[Event], conversations: Sequence[Saved], rendered: Mapping[str, int]) -> None:
-        for event in events:
-            await super().save([event], [], {})
-            seq = event.target_seq or event.seq
-            for held in await self.events(event.conversation_id, seq - 1, 1):
-                if held.seq == seq:
-                    self.looks[event.conversation_id, seq].append(Look(event.seq, newest(held), held.body))
-        await super().save([], conversations, rendered)
-
-
-def newest(event: Event) -> int:
-    return max(event.edited_by or 0, event.recalled_by or 0, event.deleted_by or 0)
-
-
-async def soon(seconds: float) -> None:
-    await asyncio.sleep(min(seconds, 0.2))
-
-
-class Device(App):
-    """An app that keeps its frames, and whose waits between two tries to connect are short."""
-
-    def __init__(self, url: str, secret: str, user_id: str, device_id: str) -> None:
-        super().__init__(url, secret, user_id, device_id)
-        self.kept = Kept()
-        self.heard: list[dict[str, Any]] = []
-        self.said: list[dict[str, Any]] = []
-        self._store = self.kept
-        self._timing = Timing(random.random, sleep=soon)
-
-    def _frame(self, direction: str, text: str, at: float) -> None:
-        super()._frame(direction, text, at)
-        (self.heard if direction == "in" else self.said).append(json.loads(text))
-
-    async def holds(self, conversation_id: str) -> list[tuple[Any, ...]]:
-        return [shape(event) for event in await self.kept.events(conversation_id, 0, 10_000)]
-
-    async def pages(self, conversation_id: str) -> list[tuple[Any, ...]]:
-        """The same as the server has it now, of what this user may see."""
-        found: list[tuple[Any, ...]] = []
-        after = 0
-        while True:
-            page = await self.client.pull(conversation_id, after=after, limit=500)
-            found += map(shape, page.events)
-            if page.complete:
-                return found
-            after = page.next
-
-    async def write(self, conversation_id: str, text: str, type_: str = "message", target: int | None = None) -> int:
-        """Write an event; its seq."""
-        sent = await self.client.send(conversation_id, {"text": text}, type_, target_seq=target)
-        return sent.seq
-
-    async def change(self, conversation_id: str, type_: str, target: int) -> int:
-        return (await self.client.send(conversation_id, None, type_, target_seq=target)).seq
-
-    async def member(self, conversation_id: str, action: str, user_id: str) -> int:
-        body = {"action": action, "user_id": user_id}
-        return (await self.client.send(conversation_id, body, "member")).seq
-
-
-def shape(event: Event) -> tuple[Any, ...]:
-    said = event.seq, event.event_id, event.type, event.sender_id, event.client_msg_id, event.body, event.target_seq
-    return (*said, event.edited_by, event.recalled_by, event.deleted_by)
 
 
 @dataclass
@@ -148,8 +66,12 @@ class Crew:
         await displayed(held, self.all)
         for chat in chats:
             for device in self.all:
-                assert await device.holds(chat) == await device.pages(chat), device.recording.device_id
+                assert shapes(await device.held(chat)) == shapes(await device.pages(chat)), device.recording.device_id
         hold(held, self.all)
+
+
+def shapes(events: dict[int, Event]) -> list[tuple[Any, ...]]:
+    return [shape(events[seq]) for seq in sorted(events)]
 
 
 @asynccontextmanager
@@ -195,8 +117,8 @@ async def test_who_was_away_finds_tombstones_in_their_order_and_never_the_bodies
         edits = [await ann.write(chat, f"{GONE} edit {number}", "edit", old[1]) for number in range(2)]
         new = [await ann.write(chat, f"{GONE} new {number}") for number in range(4)]
         edits += [await ann.write(chat, f"{GONE} edit", "edit", target) for target in new]
-        recalled = {target: await ann.change(chat, "recall", target) for target in (old[0], new[0], new[2], bens)}
-        deleted = {target: await ann.change(chat, "delete", target) for target in (old[1], old[2], new[1], new[3])}
+        recalled = {target: await ann.take(chat, "recall", target) for target in (old[0], new[0], new[2], bens)}
+        deleted = {target: await ann.take(chat, "delete", target) for target in (old[1], old[2], new[1], new[3])}
         last = await ann.write(chat, "stays, edited", "edit", stays)
         before = [len(device.heard) for device in away]
 
@@ -208,7 +130,7 @@ async def test_who_was_away_finds_tombstones_in_their_order_and_never_the_bodies
         await people.alike(chat)
 
         for device in people.all:
-            held = {event.seq: event for event in await device.kept.events(chat, 0, 10_000)}
+            held = await device.held(chat)
             for target in {**recalled, **deleted}:
                 tombstone = held[target]
                 assert tombstone.body is None
@@ -240,25 +162,23 @@ async def test_of_edits_at_once_the_later_seq_wins_everywhere_and_none_is_set_ba
         await people.alike(chat)
         texts: dict[int, Any] = {}
         winners: dict[int, int] = {}
-        pulled: list[tuple[int, list[Event]]] = []
+        pulled: list[list[Event]] = []
 
         async def edit(device: Device, target: int) -> None:
             for number in range(EDITS):
                 text = f"{device.recording.device_id} {number}"
                 texts[await device.write(chat, text, "edit", target)] = {"text": text}
 
-        async def come_back(target: int) -> None:
+        async def come_back() -> None:
             """While some edits are there and others are not."""
             some = len(texts) + EDITS
             await until(lambda: len(texts) >= some, timeout=60, what="some edits")
             sessions = people["cat.door"].sessions
             await asyncio.gather(people["ben.pad"].open(), people.door.open())
             await until(lambda: people["cat.door"].sessions > sessions, timeout=60, what="the network is back")
-            pulled.append((target, []))
 
         async def pull(target: int, racing: Sequence[asyncio.Task[None]]) -> None:
-            seen: list[Event] = []
-            pulled.append((target, seen))
+            pulled.append(seen := [])
             while not all(one.done() for one in racing):
                 seen += (await dan.client.pull(chat, before=target + 1, limit=1)).events
 
@@ -268,7 +188,7 @@ async def test_of_edits_at_once_the_later_seq_wins_everywhere_and_none_is_set_ba
             target = await ann.write(chat, "first")
             async with asyncio.TaskGroup() as group:
                 racing = [group.create_task(edit(people[name], target)) for name in ("ann.phone", "ann.pad")]
-                group.create_task(come_back(target))
+                group.create_task(come_back())
                 group.create_task(pull(target, racing))
             winners[target] = max(seq for seq in texts if seq > target)
         await people.alike(chat)
@@ -279,7 +199,7 @@ async def test_of_edits_at_once_the_later_seq_wins_everywhere_and_none_is_set_ba
         assert dict(map(tuple, rows)) == winners
         overtaken: dict[str, int] = defaultdict(int)
         for device in people.all:
-            held = {event.seq: event for event in await device.kept.events(chat, 0, 10_000)}
+            held = await device.held(chat)
             for target, winner in winners.items():
                 assert (held[target].edited_by, held[target].body) == (winner, texts[winner])
                 looks = device.kept.looks[chat, target]
@@ -288,7 +208,7 @@ async def test_of_edits_at_once_the_later_seq_wins_everywhere_and_none_is_set_ba
                 overtaken[device.recording.device_id] += sum(look.newest > look.came > target for look in looks)
         for name in ("ben.pad", "cat.door"):
             assert overtaken[people[name].recording.device_id] > ROUNDS, "it came back in between"
-        for _, seen in pulled:
+        for seen in pulled:
             assert all(newest(one) <= newest(other) for one, other in pairwise(seen))
             assert all(one.body == texts.get(newest(one), {"text": "first"}) for one in seen)
 
@@ -321,11 +241,11 @@ async def test_who_is_removed_and_added_again_sees_what_the_stays_cover_and_the_
 
         async def gone(chat: str, removal: int) -> None:
             """The others go on, and who was removed has got the removal and nothing else."""
-            await until(lambda: top(ann, chat) >= removal + BETWEEN, timeout=60, what="messages that go on")
+            await until(lambda: ann.top(chat) >= removal + BETWEEN, timeout=60, what="messages that go on")
             here = [cats[0], cats[1]]
-            await until(lambda: all(top(one, chat) == removal for one in here), timeout=60, what="the removal")
+            await until(lambda: all(one.top(chat) == removal for one in here), timeout=60, what="the removal")
             for one in here:
-                assert max(seqs(one, chat)) == removal
+                assert max(one.pushed(chat)) == removal
                 page = await one.client.pull(chat, after=removal - 1)
                 assert [event.seq for event in page.events] == [removal]
                 assert (page.head, page.complete) == (removal, True)
@@ -341,7 +261,7 @@ async def test_who_is_removed_and_added_again_sees_what_the_stays_cover_and_the_
                 for chat, of in turns.items():
                     target = await ann.write(chat, secret := f"hidden {len(secrets)} of {chat}")
                     secrets.append(secret)
-                    assert all(max(seqs(one, chat)) == of[-1] for one in cats[:2])
+                    assert all(max(one.pushed(chat)) == of[-1] for one in cats[:2])
                     of.append(await ann.member(chat, "add", cat))
                     # An edit of what was said meanwhile is seen, but not what it says.
                     await ann.write(chat, f"{secret}, edited", "edit", target)
@@ -360,21 +280,11 @@ async def test_who_is_removed_and_added_again_sees_what_the_stays_cover_and_the_
             for one in people.all:
                 sees = {seq for seq in everything if seq in visible} if one in cats else everything
                 assert {seq for id_, seq, _ in one.shown if id_ == chat} == sees, one.recording.device_id
-                assert seqs(one, chat) <= sees, one.recording.device_id
+                assert one.pushed(chat) <= sees, one.recording.device_id
         for one in cats:
             told = json.dumps(one.heard)
             assert not [secret for secret in secrets if chats["joined"] in secret and secret in told]
             assert all(secret in told for secret in secrets if chats["all"] in secret)
-
-
-def seqs(one: Device, chat: str) -> set[int]:
-    """What its sockets brought it of a conversation."""
-    return {pushed.seq for pushed in one.recording.pushed if pushed.conversation_id == chat}
-
-
-def top(one: Device, chat: str) -> int:
-    """The last seq that it displays."""
-    return next((seq for id_, seq, _ in reversed(one.display) if id_ == chat), 0)
 
 
 @pytest.mark.promise("protocol.3.conversation_frame", "protocol.3.event_everywhere", "protocol.3.settings")
@@ -389,12 +299,12 @@ async def test_who_is_added_has_it_at_once_on_all_devices_and_sets_it_for_all_of
         await people.door.close()
         added = await ann.member(chat, "add", people.user("dan"))
         first = await ann.write(chat, "welcome")
-        await until(lambda: all(top(one, chat) == first for one in dans[:3]), timeout=60, what="what came since")
+        await until(lambda: all(one.top(chat) == first for one in dans[:3]), timeout=60, what="what came since")
         for one in dans[:3]:
             frames = [frame for frame in one.heard if frame.get("conversation_id") == chat]
             assert frames[0]["t"] == "conversation"
             assert (frames[0]["title"], frames[0]["visible"]) == ("before dan", [[added, None]])
-            assert (one.sessions, seqs(one, chat)) == (1, {added, first})
+            assert (one.sessions, one.pushed(chat)) == (1, {added, first})
         await people.door.open()
         await people.alike(chat)
 
@@ -410,9 +320,8 @@ async def test_who_is_added_has_it_at_once_on_all_devices_and_sets_it_for_all_of
         assert "since" in hello
         for one, length in zip(people.all, told, strict=True):
             heard = [frame for frame in one.heard[length:] if frame["t"] == "conversation"]
-            assert {(frame["muted"], frame["archived"]) for frame in heard} == (
-                {(True, True)} if one in dans else set()
-            )
+            states = {(frame["muted"], frame["archived"]) for frame in heard}
+            assert states == ({(True, True)} if one in dans else set()), one.recording.device_id
 
 
 def own(one: Device, chat: str) -> tuple[bool, bool]:

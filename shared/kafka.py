@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -134,6 +135,34 @@ def ensure_fetching(consumer: AIOKafkaConsumer) -> None:
     """Raises `KafkaError` if the task that fetches has died: `getmany` would answer "nothing new" for ever."""
     if consumer._fetcher.error_future.done():  # noqa: SLF001 - nothing public tells
         raise KafkaError("the task that fetches records has ended")
+
+
+async def stop_reader(consumer: AIOKafkaConsumer, within_s: float) -> None:
+    """Stop a consumer, for at most so long; what goes wrong with it is not raised.
+
+    One that has just failed lets the cancellation of its own tasks out of `stop`. In the caller's task that would end a
+    loop as if somebody had told it to, and nobody would notice. So it is stopped in a task of its own.
+    """
+    stopping = asyncio.create_task(_stop(consumer))
+    stopping.add_done_callback(_look_at)
+    try:
+        await asyncio.wait([stopping], timeout=within_s)
+    finally:
+        stopping.cancel()
+
+
+async def _stop(consumer: AIOKafkaConsumer) -> None:
+    try:
+        await consumer.stop()
+    finally:
+        # Where `stop` is left early it does not get to its connections.
+        await consumer._client.close()  # noqa: SLF001 - nothing public does
+
+
+def _look_at(outcome: asyncio.Task[None]) -> None:
+    # One that nobody looks at would be an error in the log.
+    if not outcome.cancelled():
+        outcome.exception()
 
 
 def partitions(topics: Iterable[str]) -> list[TopicPartition]:

@@ -37,8 +37,8 @@ _MOST_MARKS = 100_000
 _MOST_OF_DEVICE = 100
 _MOST_UNFOLDED = 1_000
 _MOST_PAUSE_S = 0.1
-_REST = 19.0
-"""Building the batches may take a twentieth of this process' time; about as much goes into sending them."""
+_REST = 4.0
+"""Building the batches may take a fifth of this process' time; about as much goes into sending them."""
 
 _RETRY_MS = 1000
 _PRODUCE_ERRORS = (KafkaError, OSError, TimeoutError)

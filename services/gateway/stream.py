@@ -7,7 +7,6 @@ costs a look-up. Nothing is missed by starting at the end: positions are fixed b
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from itertools import chain, cycle
 from time import monotonic, time
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from services.gateway.metrics import RECORDS
 from services.gateway.records import check, envelope
 from shared.clock import Backoff
 from shared.dead_letter import Graves
-from shared.kafka import begin_at_end, ensure_fetching, partitions, reader
+from shared.kafka import begin_at_end, ensure_fetching, partitions, reader, stop_reader
 from shared.logging import logger
 from shared.metrics import BAD_RECORDS, LOOP_ERRORS
 
@@ -114,9 +113,7 @@ class Stream:
             finally:
                 if probe is not None:
                     probe.cancel()
-                with contextlib.suppress(*_AWAY):
-                    async with asyncio.timeout(_STOP_S):
-                        await consumer.stop()
+                await stop_reader(consumer, _STOP_S)
 
     async def _probe(self, consumer: AIOKafkaConsumer) -> None:
         """Ask a broker for an offset now and then: a consumer whose brokers are gone just reads nothing."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import TYPE_CHECKING
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -27,7 +26,7 @@ from services.receipts.assignment import Assignment
 from services.receipts.batch import Batch, Fetched, PositionLostError, batches
 from services.receipts.breaker import Breaker, BreakerTrippedError
 from shared.clock import Backoff
-from shared.kafka import cluster_id, ensure_fetching, reader
+from shared.kafka import cluster_id, ensure_fetching, reader, stop_reader
 from shared.logging import logger
 from shared.metrics import BAD_RECORDS, LOOP_ERRORS
 
@@ -127,7 +126,7 @@ class AckConsumer:
             self._kafka = None
             self._assignment.on_partitions_revoked(())
             metrics.PARTITIONS.set(0)
-            await _close(kafka)
+            await stop_reader(kafka, _CLOSE_S)
 
     async def _place(self, kafka: AIOKafkaConsumer, partitions: frozenset[int]) -> None:
         """Seek every partition to its stored offset, whatever Kafka's group has kept."""
@@ -175,7 +174,7 @@ class AckConsumer:
         async with asyncio.TaskGroup() as both:
             both.create_task(self._apply_all(fetched), name="apply")
             try:
-                following = await self._gather(kafka)
+                following = await self._gather(kafka, self._rest_s(fetched))
             except _AWAY as problem:
                 error = problem
         if self._tripped is not None:
@@ -187,6 +186,12 @@ class AckConsumer:
             raise error
         self._show_lag(kafka, idle=not following)
         return following if self._assignment.placed and self._assignment.generation == generation else Fetched()
+
+    def _rest_s(self, fetched: Fetched) -> float:
+        """The first record after a while waits for nobody, and who is behind does not rest."""
+        count = sum(map(len, fetched.values()))
+        few = count * 2 < self._settings.receipts_batch_records
+        return self._settings.receipts_batch_ms / 1000 if count and few else 0.0
 
     async def _apply_all(self, fetched: Fetched) -> None:
         """Apply batch by batch; at the first that is not ours to apply the stored offsets are to be read again."""
@@ -201,23 +206,16 @@ class AckConsumer:
         except BreakerTrippedError as error:
             self._tripped = error
 
-    async def _gather(self, kafka: AIOKafkaConsumer) -> Fetched:
-        """What comes within a few milliseconds of the first record, at most a batch."""
-        fetched = Fetched()
-        left, wait_ms, deadline = self._settings.receipts_batch_records, _POLL_MS, 0.0
-        while left > 0 and wait_ms >= 0:
-            async with asyncio.timeout(_POLL_S):
-                some = await kafka.getmany(timeout_ms=wait_ms, max_records=left)
-            for topic_partition, records in some.items():
-                fetched.setdefault(topic_partition.partition, []).extend(records)
-                left -= len(records)
-            if not fetched:
-                break
-            deadline = deadline or time.monotonic() + self._settings.receipts_batch_ms / 1000
-            wait_ms = int((deadline - time.monotonic()) * 1000)
-            if wait_ms <= 0:
-                break
-        return fetched
+    async def _gather(self, kafka: AIOKafkaConsumer, rest_s: float) -> Fetched:
+        """The next records, at most a batch; ``rest_s`` is how long they gather first.
+
+        What is fetched next is asked for when this takes what is there: without a rest each record, of 64 partitions
+        that come and go one by one, would cost the broker and this process a fetch of its own.
+        """
+        await asyncio.sleep(rest_s)
+        async with asyncio.timeout(_POLL_S):
+            some = await kafka.getmany(timeout_ms=_POLL_MS, max_records=self._settings.receipts_batch_records)
+        return {topic_partition.partition: records for topic_partition, records in some.items()}
 
     async def _apply(self, batch: Batch) -> bool:
         """Apply one batch; False if it is not ours to apply, or not known to be."""
@@ -240,9 +238,3 @@ class AckConsumer:
         metrics.LAG_RECORDS.set(
             sum(max(0, (ends.get(part) or 0) - offset) for part, offset in self._assignment.next.items())
         )
-
-
-async def _close(kafka: AIOKafkaConsumer) -> None:
-    with contextlib.suppress(*_AWAY):
-        async with asyncio.timeout(_CLOSE_S):
-            await kafka.stop()

@@ -1,10 +1,13 @@
 """Each store answers its own client, whichever source it comes from."""
 
+import asyncio
+
 import asyncpg
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from redis.asyncio import Redis
 
+from shared.kafka import reader, stop_reader
 from tests.databases import Database
 from tests.stack import Stores
 
@@ -31,6 +34,17 @@ async def test_kafka_takes_an_idempotent_record_and_gives_it_back(stores: Stores
         record = await consumer.getone()
     assert (record.partition, record.offset) == (sent.partition, sent.offset)
     assert (record.key, record.value) == (b"key", b"value")
+
+
+async def test_a_consumer_that_has_just_failed_takes_nobody_with_it(stores: Stores) -> None:
+    """aiokafka awaits the tasks that it cancels: one that waits to try again ends its `stop` as cancelled."""
+    consumer = reader(stores.kafka, client_id="tests")
+    await consumer.start()
+    trying_again = asyncio.create_task(asyncio.sleep(60))
+    consumer._fetcher._pending_tasks.add(trying_again)
+    await stop_reader(consumer, 5)
+    assert trying_again.cancelled()
+    assert consumer._client._sync_task is None, "it looks for brokers no more"
 
 
 async def test_redis_starts_empty_and_keeps_a_value(redis_url: str) -> None:

@@ -90,10 +90,10 @@ async def walk(endpoints: Endpoints, state: Path) -> None:
 
 async def see(desk: Desk, owner: asyncpg.Connection) -> None:
     async def all_dead() -> bool:
-        return await owner.fetchval("SELECT count(*) FROM dead_letter WHERE state = 'dead'") == 3
+        return await owner.fetchval("SELECT count(*) FROM dead_letter WHERE state = 'dead' AND origin = 'outbox'") == 3
 
     await until(all_dead, timeout=60, what="three dead letters")
-    page, _ = await desk.run("dead", "list")
+    page, _ = await desk.run("dead", "list", "--origin", "outbox")
     assert {letter["event_id"]: letter["error"].partition(":")[0] for letter in page["letters"]} == {
         LARGE: "too large",
         ODD: "not serialisable",
@@ -153,7 +153,7 @@ async def give_up(desk: Desk, endpoints: Endpoints) -> None:
             assert said["results"] == [{"dead_id": dead_id, "state": "discarded", "changed": changed}]
         [action] = (await desk.show(event_id))["actions"]
         assert (action["action"], action["who"], action["reason"]) == ("discard", "ada", reason)
-    assert (await desk.run("dead", "list", "--only", "dead"))[0]["letters"] == []
+    assert (await desk.run("dead", "list", "--only", "dead", "--origin", "outbox"))[0]["letters"] == []
     token = mint(endpoints.auth_secret, "ops", scope="admin")
     async with (
         aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session,

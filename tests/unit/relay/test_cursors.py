@@ -20,8 +20,9 @@ class Store:
         self.fences: set[tuple[int, int]] = set()
 
     async def advance(self, moves: Sequence[Move]) -> set[tuple[int, int]]:
+        fails = self.failures > 0
         await asyncio.sleep(0)
-        if self.failures:
+        if fails:
             self.failures -= 1
             raise OSError
         self.moves.append(moves)

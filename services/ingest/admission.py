@@ -76,12 +76,24 @@ def creator(claims: Claims, named: str | None) -> str:
     """Who makes a conversation. Raises `ForbiddenError` or `BadRequestError`."""
     if claims.scope == "admin":
         raise ForbiddenError("an admin token makes no conversations")
+    return _acts_as(claims, named, "creator_id")
+
+
+def own(claims: Claims, named: str | None) -> str:
+    """Whose own settings or unread events are meant. Raises `ForbiddenError` or `BadRequestError`."""
+    if claims.scope == "admin":
+        raise ForbiddenError("an admin token is of no user")
+    return _acts_as(claims, named, "user_id")
+
+
+def _acts_as(claims: Claims, named: str | None, field: str) -> str:
+    """The token's user, or whom a service names in ``field``."""
     if claims.scope == "user":
         if named not in (None, claims.subject):
-            raise ForbiddenError("a user acts as nobody else", field="creator_id")
+            raise ForbiddenError("a user acts as nobody else", field=field)
         return claims.subject
     if named is None:
-        raise BadRequestError("creator_id is needed", field="creator_id")
+        raise BadRequestError(f"{field} is needed", field=field)
     return named
 
 

@@ -19,7 +19,6 @@ from services.ingest.openapi import describe, takes
 from shared import problems
 from shared.bodies import read_body
 from shared.contracts.decode import decode
-from shared.contracts.frames import MAX_PAGE
 from shared.contracts.words import MAX_SEQ
 from shared.errors import BadRequestError, WaybillError
 
@@ -41,7 +40,6 @@ _SLICE_BYTES = 256 * 1024
 """So many bytes of bodies are parsed at a time before other requests get their turn."""
 
 _CREATE = msgspec.json.Decoder(CreateRequest)
-_ENCODER = msgspec.json.Encoder()
 
 
 class _Asked(TypedDict):
@@ -100,7 +98,7 @@ def public_app(door: Door) -> FastAPI:
         claims = await asking.claims(door.verifier, request)
         texts = items(await read_body(request, door.max_request, within_s=_READ_S))
         answers = await _write(door, claims, texts, asking.traceparent(request))
-        return _json({"results": [_result(answer) for answer in answers]})
+        return asking.answer({"results": [_result(answer) for answer in answers]})
 
     @app.post(
         "/v1/conversations",
@@ -115,7 +113,7 @@ def public_app(door: Door) -> FastAPI:
         planned = plan(asked, creator(claims, asked.creator_id))
         existing = await door.conversations.create(planned)
         told = {"conversation_id": planned.conversation_id, "existing": existing}
-        return _json(told, status=200 if existing else 201)
+        return asking.answer(told, status=200 if existing else 201)
 
     @app.get(
         "/v1/conversations/{conversation_id}",
@@ -124,7 +122,7 @@ def public_app(door: Door) -> FastAPI:
     )
     async def state(conversation_id: str, request: Request) -> Response:
         claims = await asking.claims(door.verifier, request)
-        return _json(await door.conversations.state(asking.conversation(conversation_id), reader(claims)))
+        return asking.answer(await door.conversations.state(asking.conversation(conversation_id), reader(claims)))
 
     @app.get(
         "/v1/conversations/{conversation_id}/events",
@@ -193,14 +191,10 @@ def _result(answer: Answer) -> dict[str, object]:
     return {"status": 200 if answer.duplicate else 201, "event": answer}
 
 
-def _json(content: object, status: int = 200) -> Response:
-    return Response(_ENCODER.encode(content), status_code=status, media_type=_JSON)
-
-
 def _asked(query: Mapping[str, str]) -> _Asked:
     if ("after" in query) == ("before" in query):
         raise BadRequestError("exactly one of after, before", field="after")
-    asked: _Asked = {"limit": asking.number(query, "limit", low=1, high=MAX_PAGE) if "limit" in query else 100}
+    asked: _Asked = {"limit": asking.limit(query)}
     if "after" in query:
         asked["after"] = asking.number(query, "after", low=0, high=MAX_SEQ)
     else:

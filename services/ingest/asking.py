@@ -1,11 +1,15 @@
-"""Who asks over HTTP, and what the path and the query name."""
+"""Who asks over HTTP, what the path and the query name, and how it is answered."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
+from fastapi import Response
+
 from shared.auth import Claims, Verifier, bearer
+from shared.contracts.frames import MAX_PAGE
 from shared.contracts.words import TRACEPARENT, UUID
 from shared.errors import BadRequestError
 
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
 
 _UUID = re.compile(UUID)
 _TRACEPARENT = re.compile(TRACEPARENT)
+_ENCODER = msgspec.json.Encoder()
 _DIGITS = re.compile(r"\A[0-9]{1,19}\Z")
 
 
@@ -43,3 +48,13 @@ def number(query: Mapping[str, str], name: str, *, low: int, high: int) -> int:
     if not _DIGITS.match(text) or not low <= int(text) <= high:
         raise BadRequestError(f"expected a number from {low} to {high}", field=name)
     return int(text)
+
+
+def limit(query: Mapping[str, str]) -> int:
+    """Most that one page holds; 100 if the query does not say. Raises `BadRequestError`."""
+    return number(query, "limit", low=1, high=MAX_PAGE) if "limit" in query else 100
+
+
+def answer(content: object, status: int = 200) -> Response:
+    """An answer in JSON."""
+    return Response(_ENCODER.encode(content), status_code=status, media_type="application/json")

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-import msgspec
 from fastapi import FastAPI, Path, Request, Response
 
 from services.ingest import asking, schemas
 from services.ingest.admission import reader
-from shared.contracts.frames import MAX_PAGE
 from shared.contracts.words import MAX_SEQ
 
 if TYPE_CHECKING:
     from services.ingest.history import History
     from shared.auth import Verifier
-
-_encode = msgspec.json.Encoder().encode
 
 
 class ReadsHistory(Protocol):
@@ -69,6 +65,6 @@ def add(app: FastAPI, door: Behind, failures: dict[int | str, dict[str, Any]]) -
             user_id,
             seq=asking.number({"seq": seq}, "seq", low=1, high=MAX_SEQ),
             after=asking.number(query, "after", low=0, high=MAX_SEQ) if "after" in query else 0,
-            limit=asking.number(query, "limit", low=1, high=MAX_PAGE) if "limit" in query else 100,
+            limit=asking.limit(query),
         )
-        return Response(_encode(told), media_type="application/json")
+        return asking.answer(told)

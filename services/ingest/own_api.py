@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response  # noqa: TC002 - FastAPI reads annotations
 
 from services.ingest import asking, schemas
+from services.ingest.admission import own
 from services.ingest.member_settings import SettingsRequest
 from services.ingest.openapi import takes
 from shared.bodies import read_body
@@ -19,12 +20,11 @@ from shared.logging import trace_id
 if TYPE_CHECKING:
     from services.ingest.member_settings import OwnSettings
     from services.ingest.unread import Totals
-    from shared.auth import Claims, Verifier
+    from shared.auth import Verifier
 
 _READ_S = 30.0
 _MOST_BYTES = 4 * 1024
 _SETTINGS = msgspec.json.Decoder(SettingsRequest)
-_encode = msgspec.json.Encoder().encode
 
 
 class SetsSettings(Protocol):
@@ -74,10 +74,12 @@ def add(app: FastAPI, door: Behind, failures: dict[int | str, dict[str, Any]]) -
         claims = await asking.claims(door.verifier, request)
         found = asking.conversation(conversation_id)
         asked = decode(_SETTINGS, await read_body(request, _MOST_BYTES, within_s=_READ_S), fallback="muted")
-        user_id = whose(claims, asked.user_id)
+        user_id = own(claims, asked.user_id)
         if claims.scope != "gateway":
             asked = msgspec.structs.replace(asked, device_id=None)
-        return _json(await door.set_settings(found, user_id, asked, trace_id=trace_id(asking.traceparent(request))))
+        return asking.answer(
+            await door.set_settings(found, user_id, asked, trace_id=trace_id(asking.traceparent(request)))
+        )
 
     @app.get(
         "/v1/unread",
@@ -101,21 +103,4 @@ def add(app: FastAPI, door: Behind, failures: dict[int | str, dict[str, Any]]) -
         named = request.query_params.get("user_id")
         if named is not None and not is_name(named):
             raise BadRequestError("expected a user id", field="user_id")
-        return _json(await door.unread(whose(claims, named)))
-
-
-def whose(claims: Claims, named: str | None) -> str:
-    """Whose own they are: the token's user, or whom a service names. Raises `ForbiddenError` or `BadRequestError`."""
-    if claims.scope == "admin":
-        raise ForbiddenError("an admin token is of no user")
-    if claims.scope == "user":
-        if named not in (None, claims.subject):
-            raise ForbiddenError("a user acts as nobody else", field="user_id")
-        return claims.subject
-    if named is None:
-        raise BadRequestError("user_id is needed", field="user_id")
-    return named
-
-
-def _json(content: msgspec.Struct) -> Response:
-    return Response(_encode(content), media_type="application/json")
+        return asking.answer(await door.unread(own(claims, named)))

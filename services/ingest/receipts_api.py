@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
 
-import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response  # noqa: TC002 - FastAPI reads annotations
 
 from services.ingest import asking, schemas
 from services.ingest.admission import reader
-from shared.contracts.frames import MAX_PAGE
 from shared.contracts.words import MAX_SEQ, State, is_name
 from shared.errors import BadRequestError
 
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from shared.readers import Readers
 
 _STATES = get_args(State)
-_encode = msgspec.json.Encoder().encode
 
 
 class Reads(Protocol):
@@ -87,9 +84,9 @@ def add(app: FastAPI, door: Behind, failures: dict[int | str, dict[str, Any]]) -
             seq=_seq(query),
             state=_state(query.get("state", "read")),
             after=_after(query.get("after")),
-            limit=asking.number(query, "limit", low=1, high=MAX_PAGE) if "limit" in query else 100,
+            limit=asking.limit(query),
         )
-        return Response(_encode(told), media_type="application/json")
+        return asking.answer(told)
 
 
 def _seq(query: Mapping[str, str]) -> int:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-import asyncpg
-
 from services.receipts.metrics import ANNOUNCED
+from services.receipts.store import STORE_AWAY
 from shared.clock import Backoff
 from shared.logging import logger
 from shared.metrics import LOOP_ERRORS
-from shared.postgres import RETRIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,7 +18,6 @@ _MOST = 1_000
 """Of one transaction: the shards' locks are held for some 20 ms."""
 
 _FLUSH_S = 10.0
-_AWAY: tuple[type[BaseException], ...] = (*RETRIABLE, asyncpg.PostgresError)
 _LOOP = LOOP_ERRORS.labels("announce")
 
 
@@ -49,7 +46,7 @@ class Announcer:
                 while await self.announce() == _MOST:
                     pass
                 backoff.reset()
-            except _AWAY as error:
+            except STORE_AWAY as error:
                 _LOOP.inc()
                 logger(__name__).warning("marks of large groups wait to be told", error=repr(error))
                 await asyncio.sleep(backoff.next())

@@ -6,20 +6,24 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-import asyncpg
 from aiokafka.errors import KafkaError
 
 from services.receipts import metrics
 from services.receipts.batch import Fetched, batches
 from services.receipts.fold import fold
-from services.receipts.records import parse
-from services.receipts.store import BadAckError, OffsetsMovedError, UnknownConversationsError
+from services.receipts.records import fault, parse
+from services.receipts.store import (
+    NO_CONVERSATION,
+    STORE_AWAY,
+    BadAckError,
+    OffsetsMovedError,
+    UnknownConversationsError,
+)
 from shared.clock import Backoff
 from shared.dead_letter import BadRecord
 from shared.errors import BadRequestError
 from shared.logging import logger
 from shared.metrics import LOOP_ERRORS
-from shared.postgres import RETRIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,10 +40,6 @@ Place = tuple[int, int]
 """Partition and offset of a record."""
 
 _KAFKA_AWAY = (KafkaError, OSError, TimeoutError)
-STORE_AWAY: tuple[type[BaseException], ...] = (*RETRIABLE, asyncpg.PostgresError)
-"""Errors that hold a batch. Those that do not pass by themselves hold it too: an ack is never skipped."""
-
-_NO_CONVERSATION = "conversation_id: there is no such conversation"
 
 _log = logger(__name__)
 
@@ -85,7 +85,7 @@ class Applier:
                 lost = [record for record, ack in good if ack.conversation_id.lower() in unknown.ids]
                 # With another database behind it, every ack would be such a one.
                 self._breaker.judge(0, len(lost))
-                bad += [(record, _NO_CONVERSATION) for record in lost]
+                bad += [(record, NO_CONVERSATION) for record in lost]
                 good = [one for one in good if one[1].conversation_id.lower() not in unknown.ids]
             except BadAckError as refused:
                 if len(batch.records) > 1:
@@ -166,5 +166,5 @@ def _parsed(records: list[Consumed]) -> tuple[list[tuple[Consumed, Ack]], list[t
         try:
             good.append((record, parse(record)))
         except BadRequestError as error:
-            bad.append((record, f"{error.field}: {error.message}"))
+            bad.append((record, fault(error)))
     return good, bad

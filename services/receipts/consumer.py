@@ -21,10 +21,11 @@ from aiokafka.errors import (
 )
 
 from services.receipts import metrics
-from services.receipts.applying import STORE_AWAY, Applier
+from services.receipts.applying import Applier
 from services.receipts.assignment import Assignment
 from services.receipts.batch import Batch, Fetched, PositionLostError, batches
 from services.receipts.breaker import Breaker, BreakerTrippedError
+from services.receipts.store import STORE_AWAY
 from shared.clock import Backoff
 from shared.kafka import cluster_id, ensure_fetching, reader, stop_reader
 from shared.logging import logger

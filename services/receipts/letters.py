@@ -12,17 +12,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-import asyncpg
-
 from services.receipts.fold import fold
 from services.receipts.metrics import LETTERS
-from services.receipts.records import parse
-from services.receipts.store import BadAckError, UnknownConversationsError
+from services.receipts.records import fault, parse
+from services.receipts.store import NO_CONVERSATION, STORE_AWAY, BadAckError, UnknownConversationsError
 from shared.clock import Backoff
 from shared.errors import BadRequestError
 from shared.logging import logger
 from shared.metrics import LOOP_ERRORS
-from shared.postgres import RETRIABLE
 from shared.statements import statements
 
 if TYPE_CHECKING:
@@ -42,8 +39,6 @@ _ASK_S = 10.0
 _MOST = 100
 
 _LOOP = LOOP_ERRORS.labels("letters")
-_AWAY: tuple[type[BaseException], ...] = (*RETRIABLE, asyncpg.PostgresError)
-"""Errors of a look that let the letters wait."""
 
 
 class Applies(Protocol):
@@ -83,7 +78,7 @@ class Letters:
         while True:
             try:
                 tried = await self.look()
-            except _AWAY as error:
+            except STORE_AWAY as error:
                 _LOOP.inc()
                 self._log.warning("dead letters wait: the store is away", error=repr(error))
                 await asyncio.sleep(backoff.next())
@@ -112,9 +107,9 @@ class Letters:
             async with asyncio.timeout(_ASK_S):
                 await self._store.apply_again(changes)
         except BadRequestError as error:
-            return f"{error.field}: {error.message}"
+            return fault(error)
         except UnknownConversationsError:
-            return "conversation_id: there is no such conversation"
+            return NO_CONVERSATION
         except BadAckError as error:
             return f"value: {error}"
         return None

@@ -64,6 +64,11 @@ _LONGEST = 64
 """Characters of an id. What is longer is not looked up: it would be kept."""
 
 
+def fault(error: BadRequestError) -> str:
+    """What is wrong with a record, as dead letters say it."""
+    return f"{error.field}: {error.message}"
+
+
 def parse(record: Consumed) -> Ack:
     """A record as an ack. Raises `BadRequestError` for a shape that §7 does not allow, and for another's key."""
     ack = decode(_DECODER, record.value or b"", fallback="value")

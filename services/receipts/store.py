@@ -9,7 +9,7 @@ import asyncpg
 
 from services.receipts.batch import start
 from services.receipts.metrics import RESTARTED
-from shared.postgres import OF_A_ROW, to_multirange
+from shared.postgres import OF_A_ROW, RETRIABLE, to_multirange
 from shared.statements import statements
 
 if TYPE_CHECKING:
@@ -35,6 +35,12 @@ _MOVED = "WB001"
 _UNKNOWN = "WB002"
 
 _NOWHERE: dict[int, Span] = {}
+
+STORE_AWAY: tuple[type[BaseException], ...] = (*RETRIABLE, asyncpg.PostgresError)
+"""Errors that let work wait. Those that do not pass by themselves do so, too: an ack is never skipped."""
+
+NO_CONVERSATION = "conversation_id: there is no such conversation"
+"""What is wrong with an ack of `UnknownConversationsError`."""
 
 
 class OffsetsMovedError(Exception):

@@ -2,21 +2,30 @@
 
 -- Each part is a transaction of its own and may be run again: no lock of one part is held during another.
 
--- The device that a send came from, where its writer knows it.
+-- For migrations: changes a table that others use, in the short moments in which nobody holds its lock. Nobody has to wait
+-- behind it for long, and who holds the lock for long makes it fail; then it can be run again.
 BEGIN;
-DO $$
+CREATE OR REPLACE FUNCTION alter_patiently(p_table text, p_statements text) RETURNS void
+LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
 BEGIN
-    PERFORM set_config('lock_timeout', '200ms', true);
     FOR try IN 1..100 LOOP
         BEGIN
-            ALTER TABLE outbox ADD COLUMN IF NOT EXISTS device_id text;
+            EXECUTE p_statements;
             RETURN;
         EXCEPTION WHEN lock_not_available THEN
             PERFORM pg_sleep(0.2 * random());
         END;
     END LOOP;
-    RAISE lock_not_available USING MESSAGE = 'outbox is locked by somebody for long: migrate again later';
+    RAISE lock_not_available USING MESSAGE = p_table || ' is locked by somebody for long: migrate again later';
 END $$;
+REVOKE EXECUTE ON FUNCTION alter_patiently FROM PUBLIC;
+COMMIT;
+
+-- The device that a send came from, where its writer knows it.
+BEGIN;
+SELECT alter_patiently('outbox', $alter$
+    ALTER TABLE outbox ADD COLUMN IF NOT EXISTS device_id text;
+$alter$);
 COMMIT;
 
 -- How many members a group has now, counted when somebody is added for the first time; null until then. From here on
@@ -53,27 +62,17 @@ BEGIN
     RETURN NULL;
 END $$;
 
-DO $$
-BEGIN
-    PERFORM set_config('lock_timeout', '200ms', true);
-    FOR try IN 1..100 LOOP
-        BEGIN
-            ALTER TABLE conversation ADD COLUMN IF NOT EXISTS members int;
-            -- Before the triggers, which run as whoever writes.
-            GRANT UPDATE (members) ON conversation TO waybill_ingest;
-            CREATE OR REPLACE TRIGGER count_joined
-            AFTER INSERT ON member REFERENCING NEW TABLE AS added
-            FOR EACH STATEMENT EXECUTE FUNCTION count_joined();
-            CREATE OR REPLACE TRIGGER count_changed
-            AFTER UPDATE ON member REFERENCING OLD TABLE AS before NEW TABLE AS after
-            FOR EACH STATEMENT EXECUTE FUNCTION count_changed();
-            RETURN;
-        EXCEPTION WHEN lock_not_available THEN
-            PERFORM pg_sleep(0.2 * random());
-        END;
-    END LOOP;
-    RAISE lock_not_available USING MESSAGE = 'conversation is locked by somebody for long: migrate again later';
-END $$;
+SELECT alter_patiently('conversation', $alter$
+    ALTER TABLE conversation ADD COLUMN IF NOT EXISTS members int;
+    -- Before the triggers, which run as whoever writes.
+    GRANT UPDATE (members) ON conversation TO waybill_ingest;
+    CREATE OR REPLACE TRIGGER count_joined
+    AFTER INSERT ON member REFERENCING NEW TABLE AS added
+    FOR EACH STATEMENT EXECUTE FUNCTION count_joined();
+    CREATE OR REPLACE TRIGGER count_changed
+    AFTER UPDATE ON member REFERENCING OLD TABLE AS before NEW TABLE AS after
+    FOR EACH STATEMENT EXECUTE FUNCTION count_changed();
+$alter$);
 COMMIT;
 
 -- What was erased, for good, and why: 'delete' (somebody deleted from_seq), or 'retention'. events: how many bodies. xid
@@ -334,39 +333,19 @@ GRANT EXECUTE ON FUNCTION erase_copies TO waybill_ingest, waybill_relay;
 COMMIT;
 
 BEGIN;
-DO $$
-BEGIN
-    PERFORM set_config('lock_timeout', '200ms', true);
-    FOR try IN 1..100 LOOP
-        BEGIN
-            CREATE OR REPLACE TRIGGER erase_copies
-            AFTER INSERT ON outbox_parked REFERENCING NEW TABLE AS made
-            FOR EACH STATEMENT EXECUTE FUNCTION erase_copies_of_new();
-            RETURN;
-        EXCEPTION WHEN lock_not_available THEN
-            PERFORM pg_sleep(0.2 * random());
-        END;
-    END LOOP;
-    RAISE lock_not_available USING MESSAGE = 'outbox_parked is locked by somebody for long: migrate again later';
-END $$;
+SELECT alter_patiently('outbox_parked', $alter$
+    CREATE OR REPLACE TRIGGER erase_copies
+    AFTER INSERT ON outbox_parked REFERENCING NEW TABLE AS made
+    FOR EACH STATEMENT EXECUTE FUNCTION erase_copies_of_new();
+$alter$);
 COMMIT;
 
 BEGIN;
-DO $$
-BEGIN
-    PERFORM set_config('lock_timeout', '200ms', true);
-    FOR try IN 1..100 LOOP
-        BEGIN
-            CREATE OR REPLACE TRIGGER erase_copies
-            AFTER INSERT ON dead_letter REFERENCING NEW TABLE AS made
-            FOR EACH STATEMENT EXECUTE FUNCTION erase_copies_of_new();
-            RETURN;
-        EXCEPTION WHEN lock_not_available THEN
-            PERFORM pg_sleep(0.2 * random());
-        END;
-    END LOOP;
-    RAISE lock_not_available USING MESSAGE = 'dead_letter is locked by somebody for long: migrate again later';
-END $$;
+SELECT alter_patiently('dead_letter', $alter$
+    CREATE OR REPLACE TRIGGER erase_copies
+    AFTER INSERT ON dead_letter REFERENCING NEW TABLE AS made
+    FOR EACH STATEMENT EXECUTE FUNCTION erase_copies_of_new();
+$alter$);
 COMMIT;
 
 BEGIN;
@@ -1063,19 +1042,9 @@ COMMIT;
 
 -- What is erased lives in old versions of rows until a vacuum: a fifth of the table, the default, would be years of them.
 BEGIN;
-DO $$
-BEGIN
-    PERFORM set_config('lock_timeout', '200ms', true);
-    FOR try IN 1..100 LOOP
-        BEGIN
-            ALTER TABLE event SET (autovacuum_vacuum_scale_factor = 0.01);
-            RETURN;
-        EXCEPTION WHEN lock_not_available THEN
-            PERFORM pg_sleep(0.2 * random());
-        END;
-    END LOOP;
-    RAISE lock_not_available USING MESSAGE = 'event is locked by somebody for long: migrate again later';
-END $$;
+SELECT alter_patiently('event', $alter$
+    ALTER TABLE event SET (autovacuum_vacuum_scale_factor = 0.01);
+$alter$);
 COMMIT;
 
 -- migrate:down

@@ -38,23 +38,13 @@ COMMIT;
 -- By conversation and seq; and what is of no conversation, sessions above all, by user. The parent's indexes are made for
 -- themselves first. New days get theirs when they are made.
 BEGIN;
-DO $$
-BEGIN
-    PERFORM set_config('lock_timeout', '200ms', true);
-    FOR try IN 1..100 LOOP
-        BEGIN
-            CREATE INDEX IF NOT EXISTS transition_by_seq
-                ON ONLY transition (conversation_id, transition_width(from_seq, to_seq), from_seq)
-                WHERE conversation_id IS NOT NULL;
-            CREATE INDEX IF NOT EXISTS transition_by_user
-                ON ONLY transition (user_id, at) WHERE conversation_id IS NULL AND user_id IS NOT NULL;
-            RETURN;
-        EXCEPTION WHEN lock_not_available THEN
-            PERFORM pg_sleep(0.2 * random());
-        END;
-    END LOOP;
-    RAISE lock_not_available USING MESSAGE = 'transition is locked by somebody for long: migrate again later';
-END $$;
+SELECT alter_patiently('transition', $alter$
+    CREATE INDEX IF NOT EXISTS transition_by_seq
+        ON ONLY transition (conversation_id, transition_width(from_seq, to_seq), from_seq)
+        WHERE conversation_id IS NOT NULL;
+    CREATE INDEX IF NOT EXISTS transition_by_user
+        ON ONLY transition (user_id, at) WHERE conversation_id IS NULL AND user_id IS NOT NULL;
+$alter$);
 COMMIT;
 
 -- Gives a partition its indexes, if it lacks them; false if its lock is not to be had now.
@@ -601,21 +591,11 @@ GRANT SELECT ON outbox_journal TO waybill_relay, waybill_console;
 COMMIT;
 
 BEGIN;
-DO $$
-BEGIN
-    PERFORM set_config('lock_timeout', '200ms', true);
-    FOR try IN 1..100 LOOP
-        BEGIN
-            CREATE OR REPLACE TRIGGER note_action
-            AFTER INSERT ON dead_letter_action REFERENCING NEW TABLE AS made
-            FOR EACH STATEMENT EXECUTE FUNCTION note_letter_action();
-            RETURN;
-        EXCEPTION WHEN lock_not_available THEN
-            PERFORM pg_sleep(0.2 * random());
-        END;
-    END LOOP;
-    RAISE lock_not_available USING MESSAGE = 'dead_letter_action is locked by somebody for long: migrate again later';
-END $$;
+SELECT alter_patiently('dead_letter_action', $alter$
+    CREATE OR REPLACE TRIGGER note_action
+    AFTER INSERT ON dead_letter_action REFERENCING NEW TABLE AS made
+    FOR EACH STATEMENT EXECUTE FUNCTION note_letter_action();
+$alter$);
 COMMIT;
 
 -- migrate:down

@@ -6,29 +6,19 @@
 -- outbox; origin_*: where the record was read. Its conversation is known where its key is a UUID, its event where its
 -- headers name one. cut_from: how many bytes the value had, where only its beginning is kept.
 BEGIN;
-DO $$
-BEGIN
-    PERFORM set_config('lock_timeout', '200ms', true);
-    FOR try IN 1..100 LOOP
-        BEGIN
-            ALTER TABLE dead_letter
-                ALTER COLUMN conversation_id DROP NOT NULL,
-                ALTER COLUMN event_id DROP NOT NULL,
-                ADD COLUMN IF NOT EXISTS origin_cluster text,
-                ADD COLUMN IF NOT EXISTS origin_partition int,
-                ADD COLUMN IF NOT EXISTS origin_offset bigint,
-                ADD COLUMN IF NOT EXISTS record_key bytea,
-                ADD COLUMN IF NOT EXISTS cut_from int,
-                DROP CONSTRAINT IF EXISTS dead_letter_of_outbox,
-                ADD CONSTRAINT dead_letter_of_outbox
-                    CHECK (origin <> 'outbox' OR (conversation_id IS NOT NULL AND event_id IS NOT NULL)) NOT VALID;
-            RETURN;
-        EXCEPTION WHEN lock_not_available THEN
-            PERFORM pg_sleep(0.2 * random());
-        END;
-    END LOOP;
-    RAISE lock_not_available USING MESSAGE = 'dead_letter is locked by somebody for long: migrate again later';
-END $$;
+SELECT alter_patiently('dead_letter', $alter$
+    ALTER TABLE dead_letter
+        ALTER COLUMN conversation_id DROP NOT NULL,
+        ALTER COLUMN event_id DROP NOT NULL,
+        ADD COLUMN IF NOT EXISTS origin_cluster text,
+        ADD COLUMN IF NOT EXISTS origin_partition int,
+        ADD COLUMN IF NOT EXISTS origin_offset bigint,
+        ADD COLUMN IF NOT EXISTS record_key bytea,
+        ADD COLUMN IF NOT EXISTS cut_from int,
+        DROP CONSTRAINT IF EXISTS dead_letter_of_outbox,
+        ADD CONSTRAINT dead_letter_of_outbox
+            CHECK (origin <> 'outbox' OR (conversation_id IS NOT NULL AND event_id IS NOT NULL)) NOT VALID;
+$alter$);
 COMMIT;
 
 BEGIN;
@@ -50,19 +40,9 @@ CREATE INDEX IF NOT EXISTS dead_letter_to_publish
 COMMIT;
 
 BEGIN;
-DO $$
-BEGIN
-    PERFORM set_config('lock_timeout', '200ms', true);
-    FOR try IN 1..100 LOOP
-        BEGIN
-            DROP INDEX IF EXISTS dead_letter_retrying;
-            RETURN;
-        EXCEPTION WHEN lock_not_available THEN
-            PERFORM pg_sleep(0.2 * random());
-        END;
-    END LOOP;
-    RAISE lock_not_available USING MESSAGE = 'dead_letter is locked by somebody for long: migrate again later';
-END $$;
+SELECT alter_patiently('dead_letter', $alter$
+    DROP INDEX IF EXISTS dead_letter_retrying;
+$alter$);
 COMMIT;
 
 BEGIN;

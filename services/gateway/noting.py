@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from services.gateway.transitions import Refusal
 from shared.contracts import frames
+from shared.logging import trace_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -83,16 +84,13 @@ def _refused(connection: Connection, frame: frames.Known | None, cause: str) -> 
     if kind is None:
         return
     conversation_id: str | None = getattr(frame, "conversation_id", None)
-    traceparent: str | None = getattr(frame, "traceparent", None)
-    trace_id = None if traceparent is None else traceparent.split("-")[1]
-    _note(connection, kind, cause, None if conversation_id is None else conversation_id.lower(), trace_id)
+    trace = trace_id(getattr(frame, "traceparent", None))
+    _note(connection, kind, cause, None if conversation_id is None else conversation_id.lower(), trace)
 
 
-def _note(
-    connection: Connection, kind: str, cause: str, conversation_id: str | None, trace_id: str | None = None
-) -> None:
+def _note(connection: Connection, kind: str, cause: str, conversation_id: str | None, trace: str | None = None) -> None:
     connection.parts.transitions.refused(
-        Refusal(kind, cause, conversation_id, connection.user_id, connection.device_id, connection.session_id, trace_id)
+        Refusal(kind, cause, conversation_id, connection.user_id, connection.device_id, connection.session_id, trace)
     )
 
 
